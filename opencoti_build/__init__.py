@@ -1,0 +1,1 @@
+"""The library behind ``invoke``: pins, patches, builds, packs and proves opencoti-llamafile."""

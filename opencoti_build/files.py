@@ -1,0 +1,169 @@
+"""Files: whole or absent under their final name, hashed in streams, locked against a second run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from .errors import BusyError, DiskError
+
+CHUNK = 1 << 20
+"""Bytes per read when streaming a file."""
+
+
+def _disk_error(error: OSError, path: Path) -> DiskError:
+    if error.errno == errno.ENOSPC:
+        return DiskError(f"No space left while writing {path}: free some and run the same command again.")
+    return DiskError(f"Cannot write {path}: {error.strerror or error}.")
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` durable; does nothing where directories cannot be synced (Windows)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a binary file that becomes ``path`` when the block ends well and vanishes when it does not.
+
+    The temporary name is unique and lies in the same directory, so two writers never share it and the rename is atomic.
+    The file is readable as well (``w+b``). Raises DiskError when the file system refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _disk_error(error, path) from error
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w+b") as stream:
+            yield stream
+            stream.flush()
+            os.chmod(temporary, mode)
+            if sync:
+                os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        if sync:
+            fsync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _disk_error(error, path) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write a whole file atomically; an equal file is left alone, so its modification time tells of a real change."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data and stat.S_IMODE(path.stat().st_mode) == mode:
+            return
+    with atomic_file(path, mode=mode) as stream:
+        stream.write(data)
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """``write_bytes`` of UTF-8 text with LF line ends."""
+    write_bytes(path, text.encode("utf-8"), mode=mode)
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield a fresh directory that becomes ``path`` when the block ends well; an existing ``path`` is replaced.
+
+    Left-overs of killed runs (``.NAME.*.tmp``) older than a day are removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove_stale(path.parent, f".{path.name}.*.tmp")
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        os.chmod(temporary, 0o755)
+        yield temporary
+        if path.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
+            os.replace(path, old / "content")
+            os.replace(temporary, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(temporary, path)
+        fsync_directory(path.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _disk_error(error, path) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def remove_stale(directory: Path, pattern: str, *, age_seconds: float = 86400.0) -> None:
+    """Remove temporary files and directories matching ``pattern`` that a killed run left behind."""
+    limit = time.time() - age_seconds
+    for left_over in directory.glob(pattern):
+        with contextlib.suppress(OSError):
+            if left_over.lstat().st_mtime < limit:
+                if left_over.is_dir() and not left_over.is_symlink():
+                    shutil.rmtree(left_over, ignore_errors=True)
+                else:
+                    left_over.unlink(missing_ok=True)
+
+
+def sha256_file(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
+    """Hex sha256 of a file; ``progress`` gets the number of bytes of every step."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(CHUNK):
+            digest.update(block)
+            if progress is not None:
+                progress(len(block))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait_seconds: float = 0.0, what: str = "this") -> Iterator[None]:
+    """Hold an exclusive advisory lock on ``path``; the kernel drops it when the process dies, however it dies.
+
+    Raises BusyError when another process still holds it after ``wait_seconds``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        deadline = time.monotonic() + wait_seconds
+        while not _try_lock(stream):
+            if time.monotonic() >= deadline:
+                raise BusyError(f"Another run is busy with {what} (lock {path}): wait for it, or end it.")
+            time.sleep(0.1)
+        yield
+
+
+if os.name == "nt":  # pragma: no cover - exercised on Windows only
+    import msvcrt
+
+    def _try_lock(stream: IO[bytes]) -> bool:
+        try:
+            stream.seek(0)
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def _try_lock(stream: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
