@@ -1,0 +1,105 @@
+"""The spelling with a space, run through the real invoke program."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TASKS = '''
+from invoke import Collection
+from opencoti_build.cli.common import command
+from opencoti_build.cli.spaced import add_group, install
+from opencoti_build.errors import LintError
+
+@command(help={"file": "the artifact", "json": "for machines"})
+def artifact(c, file, json=False, manifest="none"):
+    """Prove one file."""
+    print("artifact", file, json, manifest)
+
+@command(help={"name": "which pin", "force": "anew"}, optional=("name",))
+def fetch(c, name="all", force=False):
+    """Bring a pin."""
+    if name == "bad":
+        raise LintError("The pin is bad.", details="expected 1, got 2")
+    if name == "worse":
+        raise KeyError(name)
+    print("fetch", name, force)
+
+@command()
+def build(c, variant="universal"):
+    """Build."""
+    print("build", variant)
+
+install()
+ns = Collection()
+for name, made in (("verify", artifact), ("vendor", fetch)):
+    group = Collection(name)
+    group.add_task(made)
+    add_group(ns, group)
+ns.add_task(build)
+'''
+
+
+@pytest.fixture
+def call(tmp_path: Path):
+    (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"})
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["verify", "artifact", "F", "--json"], "artifact F True none"),
+        (["verify.artifact", "--manifest=m", "F"], "artifact F False m"),
+        (["verify", "artifact", "build"], "artifact build False none"),
+        (["vendor", "fetch"], "fetch all False"),
+        (["vendor", "fetch", "llama.cpp", "--force"], "fetch llama.cpp True"),
+        (["vendor", "fetch", "--force", "llama.cpp"], "fetch llama.cpp True"),
+        (["vendor.fetch", "zig", "build", "--variant", "bare"], "fetch zig False\nbuild bare"),
+        (["vendor", "fetch", "x", "verify", "artifact", "y"], "fetch x False\nartifact y False none"),
+    ],
+)
+def test_both_spellings_reach_the_command(call, words, line):
+    code, output, _ = call(*words)
+    assert (code, output.strip()) == (0, line)
+
+
+@pytest.mark.parametrize("words", [["verify", "artifact", "--help"], ["verify.artifact", "--help"], ["--help", "verify.artifact"]])
+def test_each_command_has_its_own_help(call, words):
+    code, output, _ = call(*words)
+    assert code == 0
+    assert "Prove one file." in output and "the artifact" in output and "for machines" in output
+
+
+def test_a_group_alone_lists_its_commands(call):
+    code, output, _ = call("verify")
+    assert code == 0 and "verify artifact  Prove one file." in output
+
+
+def test_unknown_command_names_the_nearest(call):
+    code, _, errors = call("vendor", "fech")
+    assert code != 0 and "Did you mean 'fetch'?" in errors
+
+
+def test_missing_argument_is_named(call):
+    code, _, errors = call("verify", "artifact")
+    assert code != 0 and "'file'" in errors
+
+
+def test_an_error_is_a_sentence_and_its_exit_code(call):
+    code, output, errors = call("vendor", "fetch", "bad")
+    assert code == 22 and output == ""
+    assert errors.splitlines() == ["error: The pin is bad.", "expected 1, got 2"]
+
+
+def test_a_defect_is_named_as_one(call):
+    code, _, errors = call("vendor", "fetch", "worse")
+    assert code == 70 and "defect" in errors and "Traceback" not in errors
