@@ -63,6 +63,12 @@ class OfflineError(OpencotiError):
     exit_code = 12
 
 
+class ArchiveError(OpencotiError):
+    """An archive is damaged, or holds what must not be unpacked; also a folder that cannot be a tree."""
+
+    exit_code = 13
+
+
 class GitError(OpencotiError):
     """A git command failed."""
 

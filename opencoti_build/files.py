@@ -26,6 +26,17 @@ def _disk_error(error: OSError, path: Path) -> DiskError:
     return DiskError(f"Cannot write {path}: {error.strerror or error}.")
 
 
+@contextlib.contextmanager
+def disk_errors(path: Path, *, reading: bool = False) -> Iterator[None]:
+    """Turn an OSError of the block into the DiskError that names ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if reading:
+            raise DiskError(f"Cannot read {error.filename or path}: {error.strerror or error}.") from error
+        raise _disk_error(error, path) from error
+
+
 def fsync_directory(directory: Path) -> None:
     """Make a rename in ``directory`` durable; does nothing where directories cannot be synced (Windows)."""
     with contextlib.suppress(OSError):
