@@ -1,0 +1,236 @@
+# The shell side of a universal file. Two stages, cut at the marker line:
+#
+#   stage 1 lies between the DOS header and the PE header, three KiB at most; it finds an extracted program that is known to
+#           be good and becomes it. This is every start but the first.
+#   stage 2 is the ZIP member bin/launcher.sh, read only when stage 1 found nothing; it extracts, checks, explains.
+#
+# Runs in dash, bash, busybox ash, zsh, ksh93 and mksh: POSIX, plus [ -O ], [ -nt ] and [ -ot ], which all of them have.
+# Comment lines, indentation and empty lines are removed when a file is joined; @NAMES@ are filled in. Variables start with an
+# underscore so that none of the caller's exported ones is changed on the way to the program.
+#
+# An extracted program is taken without reading it when its size is right and it has the time of the stamp beside it. Both
+# got the same fixed time when the program's sha256 was checked, so any later write, truncation or replacement shows. The
+# stamp holds the kernel's boot id: after a reboot, thus also after a power cut that lost data blocks, the sha256 is checked
+# once more.
+
+# _p: absolute path of this file. A shell that found it through PATH may leave a bare name in $0; the first line tells our
+# file from another of the same name in the current folder.
+_p=$0
+case $_p in
+*/*) ;;
+*)
+  _x=
+  { IFS= read -r _x <"./$_p"; } 2>/dev/null
+  case $_x in
+  @MAGIC@*) _p=./$_p;;
+  *) _p=$(command -v -- "$_p") || _p=./$0;;
+  esac;;
+esac
+case $_p in
+/*) ;;
+*) _p=${PWD%/}/${_p#./};;
+esac
+[ ! -L "$_p" ] || { _x=$(readlink -f "$_p") && [ -f "$_x" ] && _p=$_x; }
+# _z: the caller's PATH; ours also has the standard folders, so that an odd PATH does not cost us uname.
+_z=${PATH-}
+PATH=${PATH:+$PATH:}/usr/bin:/bin
+_m=$(uname -sm)
+# _o, _s: offset (in units of 64 KiB) and size of the program for this system; _h: its sha256; _i: the loader it needs.
+case $_m in
+@CASES@
+CYGWIN*|MINGW*|MSYS*) PATH=$_z; exec "$_p" "$@";;
+*) printf '%s\n' "opencoti-llamafile: no program for $_m in this file; it has: @SYSTEMS@" >&2; exit 126;;
+esac
+_e=opencoti-llamafile
+_u=${EUID-$(id -u)}
+_b=
+{ read -r _b </proc/sys/kernel/random/boot_id; } 2>/dev/null
+# Calls $1 for every folder that may hold our cache, best first, until it returns 0. _d: our private folder there; _f: the
+# program.
+oc_each() {
+  for _c in "${OPENCOTI_LLAMAFILE_CACHE-}" "${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}" "${TMPDIR:-/tmp}" /var/tmp "/run/user/$_u" /dev/shm "${_p%/*}/.llamafile"; do
+    case $_c in
+    /*) _d=${_c%/}/$_e-$_u; _f=$_d/$_h/$_e; "$1" && return;;
+    esac
+  done
+  return 1
+}
+# A private folder and in it a program that was checked since the last boot.
+oc_quick() {
+  [ -O "$_d" ] && [ ! -L "$_d" ] && [ -O "$_f" ] && [ ! -L "$_f" ] && [ -x "$_f" ] || return 1
+  _x=
+  { read -r _x <"$_f.ok"; } 2>/dev/null
+  [ "$_x" = "ok $_b" ] && [ ! "$_f" -nt "$_f.ok" ] && [ ! "$_f" -ot "$_f.ok" ] || return 1
+  [ "$(find "$_d" "$_f" -prune \( -type d ! -perm -20 ! -perm -2 -o -type f -size ${_s}c \))" = "$_d
+$_f" ]
+}
+if [ -n "$_i" ] && [ ! -e "$_i" ] || ! oc_each oc_quick; then
+  _x=$(dd if="$_p" bs=4096 skip=@SKIP@ count=@COUNT@ 2>/dev/null)
+  case $_x in
+  *": end of stage 2") eval "$_x";;
+  *) printf '%s\n' "$_e: $_p is cut off or cannot be read; download it again" >&2; exit 126;;
+  esac
+fi
+PATH=$_z OPENCOTI_SELF=$_p OPENCOTI_SELF_EXE=$_f
+export OPENCOTI_SELF OPENCOTI_SELF_EXE
+exec "$_f" "$@"
+exit 126
+#@@ stage 2
+# _r: one line a refused folder, why; _w: our scratch folder, to be removed whatever happens; _n: a line end.
+_r=
+_w=
+_n='
+'
+oc_say() {
+  printf '%s\n' "$_e: $*" >&2
+}
+oc_debug() {
+  case ${OPENCOTI_LLAMAFILE_DEBUG-} in
+  ''|0) ;;
+  *) oc_say "$@";;
+  esac
+}
+oc_clean() {
+  [ -z "$_w" ] || rm -rf "$_w"
+  _w=
+}
+oc_no() {
+  _r="$_r$_n  $_d $1"
+  oc_debug "refused: $_d $1"
+  oc_clean
+  return 1
+}
+# What a tool said in its first line, without its own name and the path.
+oc_why() {
+  _x=${1%%"$_n"*}
+  _x=${_x##*: }
+  printf '%s' "${_x:-no reason given}"
+}
+oc_has() {
+  command -v "$1" >/dev/null 2>&1
+}
+# Standard input -> its sha256 somewhere in a line; fails where no program for that exists.
+oc_sha() {
+  if oc_has sha256sum; then sha256sum
+  elif oc_has shasum; then shasum -a 256
+  elif oc_has openssl; then openssl dgst -sha256
+  elif oc_has sha256; then sha256
+  else return 1
+  fi 2>/dev/null
+}
+# The program as it lies in this file, on standard output; up to 64 KiB of what follows it come along.
+oc_read() {
+  LC_ALL=C dd if="$_p" bs=65536 skip=$_o count=$(((_s + 65535) / 65536))
+}
+# Is file $1 the program, byte for byte? _g: what is wrong. The fixed time is set before the bytes are read, so that a write
+# during or after the check shows. Where it cannot be set, the next start simply checks again.
+oc_good() {
+  TZ=UTC0 touch -t 198001010000.00 "$1" 2>/dev/null
+  _g="has the wrong size"
+  [ "$(find "$1" -prune -type f -size ${_s}c 2>/dev/null)" ] || return 1
+  _g="has the wrong sha256"
+  if _x=$(oc_sha <"$1"); then
+    case $_x in
+    *$_h*) return 0;;
+    esac
+    return 1
+  fi
+  _g="differs"
+  oc_read 2>/dev/null | head -c "$_s" | cmp -s - "$1"
+}
+oc_stamp() {
+  {
+    echo "ok $_b" >"$_f.ok.$$" &&
+    TZ=UTC0 touch -t 198001010000.00 "$_f.ok.$$" &&
+    mv -f "$_f.ok.$$" "$_f.ok"
+  } 2>/dev/null || rm -f "$_f.ok.$$" 2>/dev/null
+  return 0
+}
+# Makes the scratch folder _w and starts a file in it: only that tells whether programs may run there ([ -x ] is true on a
+# noexec mount in some shells). When the folder cannot be made, _w stays empty and _q says why: a program that is already
+# there then gets the benefit of the doubt.
+oc_probe() {
+  _k=$$
+  until _q=$(umask 077; LC_ALL=C mkdir "$_d/new.$_k" 2>&1); do
+    [ -e "$_d/new.$_k" ] || return 0
+    _k=${_k}1
+  done
+  _w=$_d/new.$_k
+  { printf '#!/bin/sh\nexit 0\n' >"$_w/probe" && chmod 700 "$_w/probe"; } 2>/dev/null || { oc_no "has no space left"; return 1; }
+  "$_w/probe" 2>/dev/null || { oc_no "does not allow programs to run (mounted noexec?)"; return 1; }
+  rm -f "$_w/probe"
+}
+# Try to have a good program in folder _d. Only a folder that the user named is made with its parents.
+oc_extract() {
+  oc_debug "trying $_d"
+  oc_clean
+  if [ ! -d "$_c" ]; then
+    if [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; then
+      _q=$(LC_ALL=C mkdir -p "$_c" 2>&1)
+    else
+      _q=$(LC_ALL=C mkdir "$_c" 2>&1)
+    fi || [ -d "$_c" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }
+  fi
+  if [ ! -L "$_d" ] && [ ! -e "$_d" ]; then
+    _q=$(umask 077; LC_ALL=C mkdir "$_d" 2>&1) || [ -d "$_d" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }
+  fi
+  [ ! -L "$_d" ] || { oc_no "is a symbolic link"; return 1; }
+  [ -d "$_d" ] || { oc_no "is not a folder"; return 1; }
+  [ -O "$_d" ] || { oc_no "belongs to another user"; return 1; }
+  if [ -z "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; then
+    chmod 700 "$_d" 2>/dev/null || { oc_no "can be written by other users"; return 1; }
+  fi
+  oc_probe || return 1
+  if [ -f "$_f" ] && [ ! -L "$_f" ] && [ -O "$_f" ]; then
+    [ -x "$_f" ] || chmod 700 "$_f" 2>/dev/null
+    if oc_good "$_f" && { [ -x "$_f" ] || { _g="is not executable"; false; }; }; then
+      oc_stamp
+      oc_clean
+      oc_debug "checked $_f"
+      return 0
+    fi
+    oc_debug "$_f $_g: it will be replaced"
+  fi
+  [ "$_w" ] || { oc_no "cannot be written: $(oc_why "$_q")"; return 1; }
+  _t=$_w/$_e
+  _q=$({ umask 077; oc_read >"$_t" && LC_ALL=C dd if=/dev/null of="$_t" bs=1 seek=$_s; } 2>&1) || {
+    oc_no "cannot take the program ($((_s / 1048576 + 1)) MiB): $(oc_why "$_q")"
+    return 1
+  }
+  oc_good "$_t" || {
+    [ "$(oc_read 2>/dev/null | wc -c)" -ge "$_s" ] || _g="is cut off"
+    oc_clean
+    oc_say "the program for $_m inside $_p $_g: the file is damaged, download it again"
+    exit 126
+  }
+  chmod 700 "$_t"
+  # Whatever else has taken the place of our names goes, except a folder: its content may be somebody's.
+  for _x in "$_d/$_h" "$_f"; do
+    if [ -L "$_x" ]; then rm -f "$_x" 2>/dev/null; fi
+  done
+  [ -d "$_d/$_h" ] || rm -f "$_d/$_h" 2>/dev/null
+  [ ! -d "$_f" ] || { oc_no "has a folder where the program belongs ($_f)"; return 1; }
+  _q=$({ LC_ALL=C mkdir -p "$_d/$_h" && LC_ALL=C mv -f "$_t" "$_f"; } 2>&1) || { oc_no "cannot take the program: $(oc_why "$_q")"; return 1; }
+  oc_stamp
+  oc_clean
+  # Scratch of starts that were killed more than a day ago.
+  find "$_d/." ! -name . -prune -name 'new.*' -mtime +1 -exec rm -rf {} \; 2>/dev/null
+  oc_debug "extracted $_f"
+}
+if [ -n "$_i" ] && [ ! -e "$_i" ]; then
+  oc_say "the program for $_m cannot start here: it needs glibc, and this system has no $_i; its C library is not glibc (Alpine and other musl systems) or lies elsewhere (NixOS). Use a glibc system or container."
+  exit 126
+fi
+case ${OPENCOTI_LLAMAFILE_CACHE-} in
+''|/*) ;;
+*) oc_say "OPENCOTI_LLAMAFILE_CACHE is not an absolute path: ignored";;
+esac
+trap 'oc_clean; exit 129' 1
+trap 'oc_clean; exit 130' 2
+trap 'oc_clean; exit 143' 15
+oc_each oc_extract || {
+  oc_say "found no folder to put its program into:$_r$_n  Set OPENCOTI_LLAMAFILE_CACHE to a folder that has $((_s / 1048576 + 1)) MiB free and is not mounted noexec."
+  exit 126
+}
+trap - 1 2 15
+: end of stage 2
