@@ -199,7 +199,8 @@ class _Writer:
         if missing := sorted(self.wanted - self.executable):
             raise ArchiveError(f"{archive} lacks {missing[0]}, which the pin names as a program.")
         for path, target in self.links.items():
-            if any(parent in self.links for parent in _parents(posixpath.normpath(posixpath.join(posixpath.dirname(path), target)))):
+            # ``..`` behind another link would start from that link's target, so the look at the spelling alone is not enough.
+            if any(place in self.links for place in _passed(path, target)):
                 raise ArchiveError(f"{archive} is refused: {path} is a symbolic link through another one.")
             place = self._target(path)
             with disk_errors(place):
@@ -212,9 +213,15 @@ def _write_all(handle: int, data: bytes) -> None:
         view = view[os.write(handle, view) :]
 
 
-def _parents(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
+def _passed(path: str, target: str) -> Iterator[str]:
+    """The folders that following a link goes through, before its last step."""
+    place = path.split("/")[:-1]
+    for part in target.split("/")[:-1]:
+        if part == "..":
+            del place[-1:]
+        elif part not in ("", "."):
+            place.append(part)
+        yield "/".join(place)
 
 
 class _Readable(Protocol):
