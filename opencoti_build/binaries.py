@@ -181,7 +181,7 @@ def _pe(parsed: Any, name: str) -> Binary:
         Kind.LIBRARY if is_library else Kind.PROGRAM,
         tuple(dict.fromkeys(needed)),
         exports=tuple(sorted(entry.name for entry in exports.entries if entry.name)) if exports is not None else (),
-        signed=parsed.has_signatures,
+        signed=parsed.data_directory(lief.PE.DataDirectory.TYPES.CERTIFICATE_TABLE).size > 0,
         problems=tuple(problems),
     )
 

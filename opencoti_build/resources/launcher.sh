@@ -4,7 +4,8 @@
 #           be good and becomes it. This is every start but the first.
 #   stage 2 is the ZIP member bin/launcher.sh, read only when stage 1 found nothing; it extracts, checks, explains.
 #
-# Runs in dash, bash, busybox ash, zsh, ksh93 and mksh: POSIX, plus [ -O ], [ -nt ] and [ -ot ], which all of them have.
+# Runs in dash, bash, busybox ash, zsh and mksh: POSIX, plus [ -O ], [ -nt ] and [ -ot ], which all of them have. (ksh93 refuses any script with a
+# NUL byte in its first block, so it needs the words "sh FILE".)
 # Comment lines, indentation and empty lines are removed when a file is joined; @NAMES@ are filled in. Variables start with an
 # underscore so that none of the caller's exported ones is changed on the way to the program.
 #
@@ -46,11 +47,14 @@ _u=${EUID-$(id -u)}
 _b=
 { read -r _b </proc/sys/kernel/random/boot_id; } 2>/dev/null
 # Calls $1 for every folder that may hold our cache, best first, until it returns 0. _d: our private folder there; _f: the
-# program.
+# program. A program elsewhere is not looked for while the folder that the user named might still get one.
 oc_each() {
   for _c in "${OPENCOTI_LLAMAFILE_CACHE-}" "${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}" "${TMPDIR:-/tmp}" /var/tmp "/run/user/$_u" /dev/shm "${_p%/*}/.llamafile"; do
     case $_c in
-    /*) _d=${_c%/}/$_e-$_u; _f=$_d/$_h/$_e; "$1" && return;;
+    /*)
+      _d=${_c%/}/$_e-$_u; _f=$_d/$_h/$_e
+      "$1" && return
+      [ "$1$_c" != "oc_quick${OPENCOTI_LLAMAFILE_CACHE-}" ] || return;;
     esac
   done
   return 1
