@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import gzip
 import hashlib
 import io
@@ -85,6 +86,8 @@ def unpack(
     except ArchiveError as error:
         raise ArchiveError(f"{archive.name} is refused: {error.message}") from error
     except OSError as error:
+        if error.errno in (None, errno.EINVAL, errno.EOVERFLOW):  # bz2's way to say so; a seek to a senseless offset
+            raise ArchiveError(f"{archive.name} is damaged: {error}.") from error
         raise DiskError(f"Cannot read {archive}: {error.strerror or error}.") from error
     writer.finish(archive.name)
     return Unpacked(writer.files, writer.size, frozenset(writer.executable))

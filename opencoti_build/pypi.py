@@ -100,10 +100,11 @@ def default_index(runner: Runner) -> str:
 
 @dataclass
 class Index:
-    """The configured indexes as one. Settings are read when the first file is looked for."""
+    """The configured indexes as one. ``known`` settings spare the question to pip, which else comes with the first file."""
 
     runner: Runner
     session: requests.Session
+    known: Settings | None = None
     timeout: float = 30.0
     sleep: Callable[[float], None] = time.sleep
     answers: dict[str, list[IndexFile]] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Index:
     @cached_property
     def settings(self) -> Settings:
         """pip's settings; the session takes the certificates and the proxy over."""
-        settings = pip_settings(self.runner)
+        settings = self.known if self.known is not None else pip_settings(self.runner)
         if settings.certificates:
             self.session.verify = settings.certificates
         if settings.proxy:
@@ -167,7 +168,7 @@ class Index:
                 if attempt == 3:
                     raise DownloadError(f"the index does not answer ({type(error).__name__})") from error
                 self.sleep(float(attempt))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DownloadError("the index's answer cannot be read") from error
         raise DownloadError("the index does not answer")
 
@@ -176,7 +177,10 @@ def _parse(body: bytes, kind: str, url: str) -> list[IndexFile]:
     if not kind.startswith(_JSON):
         return _parse_html(body.decode("utf-8"), url)
     offered = []
-    for entry in json.loads(body)["files"]:
+    answer = json.loads(body)
+    if not isinstance(answer, dict) or not isinstance(answer["files"], list):
+        raise ValueError("no list of files")
+    for entry in answer["files"]:
         size, sha256 = entry.get("size"), entry.get("hashes", {}).get("sha256")
         offered.append(IndexFile(str(entry["filename"]), urljoin(url, str(entry["url"])), size if isinstance(size, int) else None, sha256 if isinstance(sha256, str) else None))
     return offered

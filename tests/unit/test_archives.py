@@ -326,7 +326,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_archives_are_refused_or_give_files_below_the_folder(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     content = bytearray(GOOD[kind])
@@ -396,7 +396,7 @@ def test_tree_equals_git_s_for_odd_names_order_modes_links_and_empty_folders(tmp
 
 
 @posix
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     entries=st.dictionaries(
         st.lists(st.text(st.sampled_from("ab.-0_ AZ~\u00e9"), min_size=1, max_size=3).filter(lambda part: part.strip(".") != ""), min_size=1, max_size=3).map(tuple),
