@@ -37,11 +37,13 @@ class Runner(Protocol):
         check: bool = True,
         error: type[OpencotiError] = BuildError,
         log: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Outcome:
         """Run ``argv`` without a shell. ``env`` is the whole environment when given.
 
         ``on_line`` gets every line as it comes. ``log`` gets the whole output. With ``check``, a non-zero exit raises ``error``
-        whose details hold the last lines of the output.
+        whose details hold the last lines of the output. ``pass_fds`` are descriptors the child keeps (POSIX only): an advisory lock
+        on one of them lasts as long as the child and all that it started, even if this process is killed.
         """
         ...
 
@@ -61,6 +63,7 @@ class SystemRunner:
         check: bool = True,
         error: type[OpencotiError] = BuildError,
         log: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Outcome:
         words = tuple(str(word) for word in argv)
         try:
@@ -75,6 +78,7 @@ class SystemRunner:
                 encoding="utf-8",
                 errors="replace",
                 start_new_session=os.name != "nt",
+                pass_fds=tuple(pass_fds),
             )
         except OSError as problem:
             raise error(f"Cannot start {words[0]}: {problem.strerror or problem}.") from problem
