@@ -230,7 +230,7 @@ def _licence_diff(before: Pin, data: bytes, fetcher: Fetcher) -> str:
         old = fetcher.cache.result(before.kind.folder, result_key(before, package)) / "content" / before.licence_file.path
         if old.is_file():
             then, now = (text.decode("utf-8", "replace").splitlines() for text in (old.read_bytes(), data))
-            return "\n".join(difflib.unified_diff(then, now, "before", "now", lineterm="", n=1))
+            return "\n".join(difflib.unified_diff(then, now, "before", "now", lineterm="", n=1)) or "only line ends differ"
     return ""
 
 

@@ -54,11 +54,9 @@ def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator
     The temporary name is unique and lies in the same directory, so two writers never share it and the rename is atomic.
     The file is readable as well (``w+b``). Raises DiskError when the file system refuses.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    except OSError as error:
-        raise _disk_error(error, path) from error
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w+b") as stream:
@@ -98,9 +96,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
     Left-overs of killed runs (``.NAME.*.tmp``) older than a day are removed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_stale(path.parent, f".{path.name}.*.tmp")
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_stale(path.parent, f".{path.name}.*.tmp")
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         os.chmod(temporary, 0o755)
         yield temporary
@@ -149,8 +148,10 @@ def lock(path: Path, *, wait_seconds: float = 0.0, what: str = "this") -> Iterat
 
     Raises BusyError when another process still holds it after ``wait_seconds``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as stream:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a+b")
+    with stream:
         deadline = time.monotonic() + wait_seconds
         while not _try_lock(stream):
             if time.monotonic() >= deadline:

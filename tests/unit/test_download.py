@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import os
 import random
 import signal
 import subprocess
@@ -360,15 +359,14 @@ def test_no_room(rig: Rig, server: Script) -> None:
     assert server.requests == []
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs a user whom permissions bind")
-def test_a_cache_that_cannot_be_written(rig: Rig, server: Script) -> None:
-    rig.cache.root.mkdir()
-    rig.cache.root.chmod(0o555)
-    try:
-        with pytest.raises(DiskError):
-            rig.get(server.on("/f", Reply(BODY)))
-    finally:
-        rig.cache.root.chmod(0o755)
+@pytest.mark.parametrize("obstacle", ["", "blobs", "parts", "locks", "rejected"])
+def test_a_cache_that_cannot_be_written(rig: Rig, server: Script, obstacle: str) -> None:
+    place = rig.cache.root / obstacle
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"a file where a folder is needed")
+    with pytest.raises(DiskError, match=f"Cannot write {rig.cache.root}"):
+        rig.get(server.on("/f", Reply(BODY)))
+    assert place.read_bytes() == b"a file where a folder is needed"
 
 
 # ---- offline -----------------------------------------------------------------------------------------------------------------------
