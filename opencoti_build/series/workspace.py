@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .. import files, patchfile
 from ..cache import Cache
@@ -483,6 +483,11 @@ class Workspace:
             git.run("read-tree", move.target)
             git.run("update-index", "-q", "--refresh", check=False)
         else:
+            if blocking := self._in_the_way(git, move):
+                self._save(previous)
+                raise PatchError(f"{self.tree / blocking[0]} is in the way of a file of the series: move it aside and run the same command again.", details="\n".join(blocking))
+            # Times and inode numbers differ after the folder was copied or restored; git would take every file for edited.
+            git.run("update-index", "-q", "--refresh", check=False)
             done = git.run("read-tree", "-m", "-u", move.source, move.target, check=False)
             if done.code != 0:
                 self._save(previous)
@@ -490,6 +495,14 @@ class Workspace:
         git.set_ref("refs/heads/series", move.target)
         git.run("symbolic-ref", "HEAD", "refs/heads/series")
         return self._save(replace(state, move=None))
+
+    def _in_the_way(self, git: Git, move: Move) -> list[str]:
+        """Untracked files that a move would replace; git itself protects only those that no ignore rule names."""
+        added = git.names("diff-tree", "-r", "-z", "--name-only", "--no-renames", "--diff-filter=A", move.source, move.target)
+        suspects = {path for name in added for path in (name, *(str(folder) for folder in PurePosixPath(name).parents if str(folder) != "."))}
+        found = sorted(path for path in suspects if os.path.lexists(self.tree / path) and (path in added or not (self.tree / path).is_dir()))
+        tracked = git.entries(move.source, found)
+        return [path for path in found if path not in tracked]
 
     def _force(self, git: Git, move: Move) -> None:
         """Bring files, index and branch to the target, whatever a killed run left; content that is neither side's is kept aside."""
