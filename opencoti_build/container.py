@@ -145,6 +145,8 @@ def _described(path: Path, size: int) -> Host | None:
     block = universal.read_host(path)
     if block.size != size:
         return None
+    if not all(0 < member.offset < member.data_offset <= member.data_offset + member.size <= size for member in block.members):
+        raise ManifestError(f"{universal.side_file(path)} lists a member that does not lie in {path.name}: build the host again.")
     known = {member.name: member.sha256 for member in block.members}
     return Host(path, size, tuple(member.entry() for member in block.members), block.sha256, known)
 
@@ -159,6 +161,7 @@ def read_index(stream: BinaryIO, entry: Entry) -> dict[str, Any]:
         if entry.method == Method.DEFLATED:
             data = zlib.decompressobj(-15).decompress(data, entry.size + 1)
         value = json.loads(data.decode("utf-8"))
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # lone surrogates are no text: refused here, not where they are printed
         host = value["host"]
         if not isinstance(host["size"], int) or not isinstance(host["sha256"], str) or not isinstance(value["libraries"], list):
             raise TypeError("a value has the wrong type")

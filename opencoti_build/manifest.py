@@ -300,7 +300,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The document as it is written: UTF-8, two spaces of indentation, one line end at the end."""
-        return (json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n").encode("utf-8", "surrogatepass")
+        return (json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
 def beside(artifact: Path) -> Path:
@@ -314,6 +314,7 @@ def parse(data: bytes, where: str = "MANIFEST") -> Manifest:
         raise ManifestError(f"{where} is larger than {SIZE_LIMIT} bytes: that is not a manifest.")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_twins, parse_constant=_no_constants)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # lone surrogates are no text
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{where} is not JSON as expected: {error}.") from error
     return Manifest.from_dict(value, where)

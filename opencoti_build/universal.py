@@ -106,7 +106,7 @@ class HostBlock:
                 for row in data["members"]
             )
             return cls(str(data["engine"]), int(data["size"]), str(data["sha256"]), members)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ManifestError(f"The host's side file is not what its format says: {error!r}.") from error
 
 
@@ -159,10 +159,27 @@ class _Program:
     interpreter: str
 
 
+_REVERSED = bytes(int(f"{value:08b}"[::-1], 2) for value in range(256))
+
+
+def posix_cksum(data: bytes) -> int:
+    """What the POSIX utility ``cksum`` prints: the CRC of IEEE 802.3 with the most significant bit first, over data and length.
+
+    ZIP's CRC is the same polynomial with the least significant bit first, so zlib computes it over bytes turned around.
+    """
+    length = b""
+    left = len(data)
+    while left:
+        length += bytes([left & 0xFF])
+        left >>= 8
+    value = zipformat.crc32(length.translate(_REVERSED), zipformat.crc32(data.translate(_REVERSED), zipformat.MAX32))
+    return int(f"{value:032b}"[::-1], 2)
+
+
 def _case(program: _Program, offset: int) -> str:
     """One arm of the launcher's choice. Fixed width, since the text's length decides about the offsets in it."""
     labels = "|".join(f'"{label}"' for label in PLATFORMS[program.platform][2])
-    numbers = f"_o={offset // PROGRAM_ALIGNMENT}".ljust(9) + f" _s={len(program.data)}".ljust(14)
+    numbers = f"_o={offset // PROGRAM_ALIGNMENT}".ljust(9) + f" _s={len(program.data)} _k={posix_cksum(program.data)}".ljust(28)
     return f"{labels}) {numbers} _h={program.sha256} _i={program.interpreter};;"
 
 

@@ -10,9 +10,8 @@
 # underscore so that none of the caller's exported ones is changed on the way to the program.
 #
 # An extracted program is taken without reading it when its size is right and it has the time of the stamp beside it. Both
-# got the same fixed time when the program's sha256 was checked, so any later write, truncation or replacement shows. The
-# stamp holds the kernel's boot id: after a reboot, thus also after a power cut that lost data blocks, the sha256 is checked
-# once more.
+# got the same fixed time when the program's bytes were checked, so any later write, truncation or replacement shows. The stamp
+# holds the kernel's boot id: after a reboot, thus also after a power cut that lost data blocks, the bytes are checked once more.
 
 # _p: absolute path of this file. A shell that found it through PATH may leave a bare name in $0; the first line tells our
 # file from another of the same name in the current folder.
@@ -36,7 +35,8 @@ esac
 _z=${PATH-}
 PATH=${PATH:+$PATH:}/usr/bin:/bin
 _m=$(uname -sm)
-# _o, _s: offset (in units of 64 KiB) and size of the program for this system; _h: its sha256; _i: the loader it needs.
+# _o, _s: offset (in units of 64 KiB) and size of the program for this system; _k, _h: its cksum and sha256; _i: the loader it
+# needs.
 case $_m in
 @CASES@
 CYGWIN*|MINGW*|MSYS*) PATH=$_z; exec "$_p" "$@";;
@@ -126,44 +126,48 @@ oc_sha() {
 oc_read() {
   LC_ALL=C dd if="$_p" bs=65536 skip=$_o count=$(((_s + 65535) / 65536))
 }
-# Is file $1 the program, byte for byte? _g: what is wrong. The fixed time is set before the bytes are read, so that a write
-# during or after the check shows. Where it cannot be set, the next start simply checks again.
+# The fixed time. It is set before bytes are checked, so that a write during or after the check shows; where it cannot be set,
+# the next start simply checks again.
+oc_touch() {
+  TZ=UTC0 touch -t 198001010000.00 "$@" 2>/dev/null
+}
+# Is file $1 the program? The CRC of cksum, which POSIX promises and which costs a tenth of a sha256, is against accidents; who
+# can write to our private folder needs no forgery. _g: what is wrong.
 oc_good() {
-  TZ=UTC0 touch -t 198001010000.00 "$1" 2>/dev/null
-  _g="has the wrong size"
-  [ "$(find "$1" -prune -type f -size ${_s}c 2>/dev/null)" ] || return 1
-  _g="has the wrong sha256"
+  _g="has the wrong checksum"
+  if _x=$(cksum <"$1" 2>/dev/null) && [ "$_x" ]; then
+    case $_x in
+    "$_k $_s"|"$_k $_s "*) return 0;;
+    *" $_s"|*" $_s "*) ;;
+    *) _g="has the wrong size";;
+    esac
+    return 1
+  fi
   if _x=$(oc_sha <"$1"); then
     case $_x in
     *$_h*) return 0;;
     esac
     return 1
   fi
-  _g="differs"
   oc_read 2>/dev/null | head -c "$_s" | cmp -s - "$1"
 }
-oc_stamp() {
-  {
-    echo "ok $_b" >"$_f.ok.$$" &&
-    TZ=UTC0 touch -t 198001010000.00 "$_f.ok.$$" &&
-    mv -f "$_f.ok.$$" "$_f.ok"
-  } 2>/dev/null || rm -f "$_f.ok.$$" 2>/dev/null
-  return 0
-}
-# Makes the scratch folder _w and starts a file in it: only that tells whether programs may run there ([ -x ] is true on a
-# noexec mount in some shells). When the folder cannot be made, _w stays empty and _q says why: a program that is already
-# there then gets the benefit of the doubt.
-oc_probe() {
-  _k=$$
-  until _q=$(umask 077; LC_ALL=C mkdir "$_d/new.$_k" 2>&1); do
-    [ -e "$_d/new.$_k" ] || return 0
-    _k=${_k}1
+# Makes the scratch folder _w. When it cannot be made, _w stays empty and _q says why.
+oc_scratch() {
+  _j=$$
+  until _q=$(umask 077; LC_ALL=C mkdir "$_d/new.$_j" 2>&1); do
+    [ -e "$_d/new.$_j" ] || return
+    _j=${_j}1
   done
-  _w=$_d/new.$_k
-  { printf '#!/bin/sh\nexit 0\n' >"$_w/probe" && chmod 700 "$_w/probe"; } 2>/dev/null || { oc_no "has no space left"; return 1; }
-  "$_w/probe" 2>/dev/null || { oc_no "does not allow programs to run (mounted noexec?)"; return 1; }
-  rm -f "$_w/probe"
+  _w=$_d/new.$_j
 }
+# Stamp and probe, in the scratch folder. Only starting something tells whether programs may run there: [ -x ] is true on a
+# noexec mount in some shells.
+oc_prepare() {
+  { echo "ok $_b" >"$_w/$_e.ok" && printf '#!/bin/sh\nexit 0\n' >"$_w/probe"; } 2>/dev/null
+}
+oc_probe() {
+  chmod 700 "$_w/probe" "$@" && "$_w/probe"
+} 2>/dev/null
 # Try to have a good program in folder _d. Only a folder that the user named is made with its parents.
 oc_extract() {
   oc_debug "trying $_d"
@@ -177,18 +181,27 @@ oc_extract() {
   fi
   if [ ! -L "$_d" ] && [ ! -e "$_d" ]; then
     _q=$(umask 077; LC_ALL=C mkdir "$_d" 2>&1) || [ -d "$_d" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }
+  else
+    [ ! -L "$_d" ] || { oc_no "is a symbolic link"; return 1; }
+    [ -d "$_d" ] || { oc_no "is not a folder"; return 1; }
+    [ -O "$_d" ] || { oc_no "belongs to another user"; return 1; }
+    if [ -z "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; then
+      chmod 700 "$_d" 2>/dev/null || { oc_no "can be written by other users"; return 1; }
+    fi
+    # Scratch of starts that were killed more than a day ago.
+    find "$_d/." ! -name . -prune -name 'new.*' -mtime +1 -exec rm -rf {} \; 2>/dev/null
   fi
-  [ ! -L "$_d" ] || { oc_no "is a symbolic link"; return 1; }
-  [ -d "$_d" ] || { oc_no "is not a folder"; return 1; }
-  [ -O "$_d" ] || { oc_no "belongs to another user"; return 1; }
-  if [ -z "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; then
-    chmod 700 "$_d" 2>/dev/null || { oc_no "can be written by other users"; return 1; }
-  fi
-  oc_probe || return 1
+  oc_scratch
   if [ -f "$_f" ] && [ ! -L "$_f" ] && [ -O "$_f" ]; then
+    oc_touch "$_f"
     [ -x "$_f" ] || chmod 700 "$_f" 2>/dev/null
     if oc_good "$_f" && { [ -x "$_f" ] || { _g="is not executable"; false; }; }; then
-      oc_stamp
+      # A read-only or full folder cannot be probed: the program in it gets the benefit of the doubt.
+      if [ "$_w" ] && oc_prepare; then
+        oc_probe || { oc_no "does not allow programs to run (mounted noexec?)"; return 1; }
+        oc_touch "$_w/$_e.ok"
+        mv -f "$_w/$_e.ok" "$_f.ok" 2>/dev/null
+      fi
       oc_clean
       oc_debug "checked $_f"
       return 0
@@ -196,29 +209,31 @@ oc_extract() {
     oc_debug "$_f $_g: it will be replaced"
   fi
   [ "$_w" ] || { oc_no "cannot be written: $(oc_why "$_q")"; return 1; }
+  oc_prepare || { oc_no "has no space left"; return 1; }
   _t=$_w/$_e
   _q=$({ umask 077; oc_read >"$_t" && LC_ALL=C dd if=/dev/null of="$_t" bs=1 seek=$_s; } 2>&1) || {
     oc_no "cannot take the program ($((_s / 1048576 + 1)) MiB): $(oc_why "$_q")"
     return 1
   }
+  oc_touch "$_t" "$_w/$_e.ok"
   oc_good "$_t" || {
     [ "$(oc_read 2>/dev/null | wc -c)" -ge "$_s" ] || _g="is cut off"
     oc_clean
     oc_say "the program for $_m inside $_p $_g: the file is damaged, download it again"
     exit 126
   }
-  chmod 700 "$_t"
+  oc_probe "$_t" || { oc_no "does not allow programs to run (mounted noexec?)"; return 1; }
   # Whatever else has taken the place of our names goes, except a folder: its content may be somebody's.
   for _x in "$_d/$_h" "$_f"; do
     if [ -L "$_x" ]; then rm -f "$_x" 2>/dev/null; fi
   done
-  [ -d "$_d/$_h" ] || rm -f "$_d/$_h" 2>/dev/null
   [ ! -d "$_f" ] || { oc_no "has a folder where the program belongs ($_f)"; return 1; }
-  _q=$({ LC_ALL=C mkdir -p "$_d/$_h" && LC_ALL=C mv -f "$_t" "$_f"; } 2>&1) || { oc_no "cannot take the program: $(oc_why "$_q")"; return 1; }
-  oc_stamp
+  [ -d "$_d/$_h" ] || _q=$(LC_ALL=C mkdir "$_d/$_h" 2>&1) || {
+    [ -d "$_d/$_h" ] || { rm -f "$_d/$_h" && mkdir "$_d/$_h"; } 2>/dev/null || { oc_no "cannot take the program: $(oc_why "$_q")"; return 1; }
+  }
+  # The program first: a stamp without it says nothing.
+  _q=$(LC_ALL=C mv -f "$_t" "$_t.ok" "$_d/$_h/" 2>&1) || { oc_no "cannot take the program: $(oc_why "$_q")"; return 1; }
   oc_clean
-  # Scratch of starts that were killed more than a day ago.
-  find "$_d/." ! -name . -prune -name 'new.*' -mtime +1 -exec rm -rf {} \; 2>/dev/null
   oc_debug "extracted $_f"
 }
 if [ -n "$_i" ] && [ ! -e "$_i" ]; then

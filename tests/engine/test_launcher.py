@@ -130,7 +130,7 @@ def test_arguments_exit_code_and_environment_arrive_unchanged(file: Path, shell:
         ours = {"OPENCOTI_SELF": str(file), "OPENCOTI_SELF_EXE": str(got.program)}
         assert {key: got.environment.get(key) for key in given | ours} == given | ours
         # Nothing leaks but what shells themselves export.
-        assert set(got.environment) - set(given) - set(ours) <= {"_", "PWD", "OLDPWD", "SHLVL"}
+        assert set(got.environment) - set(given) - set(ours) <= {"_", "PWD", "OLDPWD", "SHLVL", "LOGNAME"}
 
 
 def test_program_lies_in_a_private_folder_of_the_cache(file: Path, shell: list[str], env: dict[str, str]) -> None:
@@ -159,6 +159,8 @@ def test_odd_names_of_file_and_folder(name: str, shell: list[str], env: dict[str
 
 
 def test_started_by_name_through_path(shell: list[str], env: dict[str, str], tmp_path: Path) -> None:
+    if shell[0] == "mksh":
+        pytest.skip("mksh starts nothing that begins with MZ; 'mksh FILE' works")
     file = make(tmp_path / "bin", "engine of mine")
     decoy = tmp_path / "here"
     decoy.mkdir()
@@ -187,7 +189,9 @@ def test_started_directly_by_other_programs(caller: list[str], file: Path, env: 
     assert (got.code, got.arguments[1:]) == (expected, ["x"])
 
 
-def test_zero_home_and_no_environment_at_all(file: Path, shell: list[str], tmp_path: Path) -> None:
+def test_no_home_and_no_path(file: Path, shell: list[str], tmp_path: Path) -> None:
+    if shell[0] == "zsh":
+        pytest.skip("zsh takes HOME from the user database")
     path = shutil.which(shell[0])
     got = start([str(path), *shell[1:], file], {"TMPDIR": str(tmp_path)})
     assert got.code == binary_fixtures.ECHO_EXIT_CODE
@@ -286,7 +290,7 @@ def test_warm_start_does_not_read_the_program(file: Path, shell: list[str], env:
     first = start([*shell, file], env)
     log = tmp_path / "called"
     tools = env
-    for tool in ("dd", "sha256sum", "shasum", "openssl", "cmp", "touch", "mv"):
+    for tool in ("dd", "cksum", "sha256sum", "shasum", "openssl", "cmp", "touch", "mv"):
         tools = replace_tool(tmp_path, env, tool, f"echo {tool} >>'{log}'; exit 1")
     got = start([*shell, file], tools)
     assert (got.code, got.program) == (binary_fixtures.ECHO_EXIT_CODE, first.program)
@@ -305,12 +309,12 @@ def test_folder_in_the_place_of_the_program_is_left_alone(file: Path, env: dict[
     assert "has a folder where the program belongs" in got.errors
 
 
-@pytest.mark.parametrize("tools", [[], ["sha256sum"], ["sha256sum", "shasum"], ["sha256sum", "shasum", "openssl", "sha256"]], ids=lambda tools: "without " + " ".join(tools))
+@pytest.mark.parametrize("tools", [[], ["cksum"], ["cksum", "sha256sum"], ["cksum", "sha256sum", "shasum"], ["cksum", "sha256sum", "shasum", "openssl", "sha256"]], ids=lambda tools: "without " + " ".join(tools))
 def test_every_way_to_check_finds_damage(tools: list[str], file: Path, env: dict[str, str], tmp_path: Path) -> None:
     """Fewer and fewer tools, down to comparing with the original; a damaged copy is found by each."""
     folder = tmp_path / "few"
     folder.mkdir()
-    wanted = {"uname", "id", "find", "dd", "mkdir", "chmod", "rm", "mv", "touch", "cmp", "head", "wc", "sh", "cat", "readlink", "sha256sum", "shasum", "openssl"}
+    wanted = {"uname", "id", "find", "dd", "mkdir", "chmod", "rm", "mv", "touch", "cmp", "head", "wc", "sh", "cat", "readlink", "cksum", "sha256sum", "shasum", "openssl"}
     for tool in wanted - set(tools):
         if found := shutil.which(tool):
             (folder / tool).symlink_to(found)
@@ -339,6 +343,8 @@ def test_sixteen_at_once(file: Path, shell: list[str], env: dict[str, str]) -> N
 
 def test_killed_half_way_leaves_nothing_that_is_ever_started(file: Path, shell: list[str], env: dict[str, str], tmp_path: Path) -> None:
     """kill -9 of the whole process group while the program is being copied."""
+    if shell[0] == "busybox":
+        pytest.skip("busybox has its own dd, which cannot be replaced to kill at the right moment")
     real = shutil.which("dd")
     killing = replace_tool(tmp_path, env, "dd", f'case "$*" in *bs=65536*) "{real}" "$@" 2>/dev/null | head -c 70000; kill -9 0;; *) exec "{real}" "$@";; esac')
     killed = subprocess.Popen([*shell, str(file)], env=killing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
@@ -346,7 +352,7 @@ def test_killed_half_way_leaves_nothing_that_is_ever_started(file: Path, shell: 
     assert killed.returncode == -9
     scratch = list(cache_of(env).glob("new.*"))
     assert len(scratch) == 1, "the kill came before the scratch folder was made: the test proves nothing"
-    assert not list(cache_of(env).glob("*/opencoti-llamafile.ok"))
+    assert [path for path in cache_of(env).iterdir()] == scratch, "something has a final name already"
     assert start([*shell, file], env).code == binary_fixtures.ECHO_EXIT_CODE
     # A day later an extraction clears it away.
     os.utime(scratch[0], (time.time() - 3 * 86400,) * 2)
@@ -383,7 +389,7 @@ def test_damaged_program_inside_says_so(file: Path, shell: list[str], env: dict[
     bad.write_bytes(file.read_bytes())
     _poke(bad, member.data_offset + 500)
     got = start([*shell, bad], env)
-    assert got.code == 126 and "has the wrong sha256: the file is damaged" in got.errors
+    assert got.code == 126 and "has the wrong checksum: the file is damaged" in got.errors
     assert left_overs(env) == []
 
 
