@@ -16,6 +16,7 @@ stored only after the tree proved to be still the one the key names.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -107,6 +108,15 @@ class Component:
             path = self.directory / name
             if not path.is_file() or path.stat().st_size != size or files.sha256_file(path) != sha256:
                 raise ChecksumError(f"{path} is not the file that was built: remove {self.directory} and build again.")
+
+    def export(self, folder: Path) -> list[Path]:
+        """Copy its files and component.json into ``folder``; returns the copies. Raises DiskError."""
+        names = [self.program.file, *(library.file for library in self.libraries)]
+        for name in names:
+            with (self.directory / name).open("rb") as stream, files.atomic_file(folder / name, mode=0o755) as copy:
+                shutil.copyfileobj(stream, copy, files.CHUNK)
+        files.write_bytes(folder / "component.json", (self.directory / "component.json").read_bytes())
+        return [folder / name for name in (*names, "component.json")]
 
 
 def build_id(key: str, epoch: int | None = None) -> str:
@@ -243,6 +253,16 @@ def find_component(cache: Cache, key: str, *, epoch: int | None = None) -> Compo
         shutil.rmtree(directory, ignore_errors=True)
         return None
     return component
+
+
+def all_components(cache: Cache) -> list[Component]:
+    """Every component in the cache, newest first; what cannot be read is left out."""
+    folders = sorted(cache.result(KIND, "x").parent.glob("*/component.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = []
+    for path in folders:
+        with contextlib.suppress(ManifestError):
+            found.append(read_component(path.parent))
+    return found
 
 
 def read_component(directory: Path, *, epoch: int | None = None) -> Component:

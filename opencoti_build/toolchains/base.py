@@ -301,4 +301,4 @@ def first_version(text: str) -> str:
 def cmake_quote(text: str | Path) -> str:
     """``text`` as a quoted CMake argument."""
     value = text.as_posix() if isinstance(text, Path) else text
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$").replace(";", "\\;") + '"'
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$") + '"'
