@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from . import ninja
+from . import ninja, universal
 from .cache import Cache
 from .console import human_bytes
 from .errors import OpencotiError
@@ -279,7 +279,7 @@ def binfmt_misc(machine: Surroundings) -> list[Check]:
 
 
 def mz_entries(folder: Path) -> list[tuple[str, str]]:
-    """(name, interpreter) of every enabled entry whose magic is a beginning of ``MZ...`` at offset 0, for all of them or for a shell's header."""
+    """(name, interpreter) of every enabled entry that would take a universal file: its magic, under its mask, is how the file begins."""
     if _first_word(folder / "status") == "disabled":
         return []
     found = []
@@ -291,10 +291,20 @@ def mz_entries(folder: Path) -> list[tuple[str, str]]:
         except OSError:
             continue
         values = {key.rstrip(":"): value for key, _, value in (line.partition(" ") for line in lines)}
-        magic = values.get("magic", "")
-        if lines and lines[0] == "enabled" and values.get("offset", "0") == "0" and magic.startswith("4d5a"):
+        if lines and lines[0] == "enabled" and _matches(values):
             found.append((path.name, values.get("interpreter", "?")))
     return found
+
+
+def _matches(values: Mapping[str, str]) -> bool:
+    try:
+        magic = bytes.fromhex(values.get("magic", ""))
+        mask = bytes.fromhex(values.get("mask", "")) or b"\xff" * len(magic)
+        offset = int(values.get("offset", "0"))
+    except ValueError:
+        return False
+    start = universal.MAGIC[offset : offset + len(magic)]
+    return bool(magic) and len(start) == len(magic) == len(mask) and all((a ^ b) & m == 0 for a, b, m in zip(start, magic, mask, strict=True))
 
 
 def _first_word(path: Path) -> str:

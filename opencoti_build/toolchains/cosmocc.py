@@ -52,7 +52,7 @@ class CosmoccToolchain:
         if package.tree is None:
             absent = (
                 f"cosmocc is not here and its pin is not complete: set {VARIABLE} to the folder of an unpacked cosmocc {pin.version}, or run "
-                f"'invoke vendor bump cosmocc {pin.version}' where its sources can be reached. The zig toolchain needs none of this."
+                f"'invoke vendor bump cosmocc {pin.version}' where its sources can be reached."
             )
             return cls(None, None, absent, cmake, ninja)
         source = ToolSource(pin.name, pin.version, package.tree, lambda: fetcher.unpacked(pin) / "bin" / "cosmocc")
