@@ -36,7 +36,12 @@ from .files import CHUNK, disk_errors
 FILE_LIMIT = 500_000
 """Members an archive may have at most, whatever the caller allows."""
 
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, struct.error, NotImplementedError, UnicodeError, ValueError, OverflowError)
+_DAMAGED = (
+    tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile,
+    EOFError, struct.error, NotImplementedError, ValueError, OverflowError,
+)  # fmt: skip
+"""What the standard library raises for damaged input."""
+
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\:]")
 
 

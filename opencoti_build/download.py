@@ -35,6 +35,10 @@ from .errors import BusyError, ChecksumError, DiskError, DownloadError, OfflineE
 EVIDENCE_LIMIT = 1 << 20
 """Bytes kept of an answer whose announced length already shows that it is another file."""
 
+_HOPELESS = (
+    requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema, requests.exceptions.TooManyRedirects,
+)  # fmt: skip
+
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
@@ -177,7 +181,8 @@ class Downloader:
                 raise _Refused(f"{error.strerror or error}") from error
             return
         try:
-            with self.session.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=(self.policy.connect_timeout, self.policy.read_timeout)) as response:
+            timeout = (self.policy.connect_timeout, self.policy.read_timeout)
+            with self.session.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=timeout) as response:
                 if response.status_code != 200:
                     raise _Refused(f"the server answers {response.status_code}")
                 yield from response.iter_content(files.CHUNK >> 2)
@@ -215,9 +220,8 @@ class Downloader:
         present = part.stat().st_size if part.exists() else 0
         free = shutil.disk_usage(part.parent).free
         if free < wanted.size - present:
-            raise DiskError(
-                f"{wanted.name} needs {human_bytes(wanted.size - present)} more, {part.parent} has {human_bytes(free)} free: make room, or set OPENCOTI_CACHE to a folder elsewhere."
-            )
+            needs = human_bytes(wanted.size - present)
+            raise DiskError(f"{wanted.name} needs {needs} more, {part.parent} has {human_bytes(free)} free: make room, or set OPENCOTI_CACHE to another folder.")
 
     def _from_candidates(self, wanted: Wanted, candidates: Sequence[Candidate], blob: Path) -> Path:
         part = self.cache.part(wanted.sha256)
@@ -244,7 +248,8 @@ class Downloader:
         expected = f"  expected: {wanted.size} bytes, sha256 {wanted.sha256}"
         details = "\n".join(["tried in this order:", *reports, expected]) if reports else "no source is known for it"
         if mismatch:
-            raise ChecksumError(f"{wanted.name}: no source delivers the pinned bytes; compare the files kept in {self.cache.rejected('x', '0').parent} with the pin.", details=details)
+            kept = self.cache.rejected("x", "0").parent
+            raise ChecksumError(f"{wanted.name}: no source delivers the pinned bytes; compare the files kept in {kept} with the pin.", details=details)
         raise DownloadError(f"{wanted.name}: no source delivers it; check the network and run the same command again (it resumes).", details=details)
 
     def _accept(self, wanted: Wanted, blob: Path) -> None:
@@ -325,7 +330,7 @@ class Downloader:
                 return self._receive(wanted, url, response, have, meter)
         except requests.exceptions.SSLError as error:
             raise _Refused(f"the connection is not trusted: {_reason(error)}") from error
-        except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, requests.exceptions.MissingSchema, requests.exceptions.TooManyRedirects) as error:
+        except _HOPELESS as error:
             raise _Refused(_reason(error)) from error
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, TimeoutError, ConnectionError) as error:
             raise _Passing(_reason(error)) from error
@@ -532,7 +537,8 @@ def _reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     inner = error
     for _ in range(8):
-        following = inner.__cause__ or inner.__context__ or next((a for a in inner.args if isinstance(a, BaseException)), None) or getattr(inner, "reason", None)
+        nested = next((argument for argument in inner.args if isinstance(argument, BaseException)), None)
+        following = inner.__cause__ or inner.__context__ or nested or getattr(inner, "reason", None)
         if not isinstance(following, BaseException):
             break
         inner = following

@@ -37,7 +37,8 @@ def fetch_tar(runner: Runner, url: str, tag: str, commit: str | None, scratch: P
     environment = git_environment()
 
     def git(*words: str, check: bool = True, watch: bool = False) -> tuple[int, str]:
-        outcome = runner.run(["git", f"--git-dir={repository}", *words], cwd=scratch, env=environment, check=check, error=GitError, on_line=on_line if watch else None)
+        argv = ["git", f"--git-dir={repository}", *words]
+        outcome = runner.run(argv, cwd=scratch, env=environment, check=check, error=GitError, on_line=on_line if watch else None)
         return outcome.code, outcome.output.strip()
 
     runner.run(["git", "init", "--quiet", "--bare", "--object-format=sha1", "--template=", str(repository)], cwd=scratch, env=environment, error=GitError)

@@ -182,7 +182,8 @@ def _parse(body: bytes, kind: str, url: str) -> list[IndexFile]:
         raise ValueError("no list of files")
     for entry in answer["files"]:
         size, sha256 = entry.get("size"), entry.get("hashes", {}).get("sha256")
-        offered.append(IndexFile(str(entry["filename"]), urljoin(url, str(entry["url"])), size if isinstance(size, int) else None, sha256 if isinstance(sha256, str) else None))
+        address = urljoin(url, str(entry["url"]))
+        offered.append(IndexFile(str(entry["filename"]), address, size if isinstance(size, int) else None, sha256 if isinstance(sha256, str) else None))
     return offered
 
 

@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.constructor.ConstructorError(None, None, "aliases are not used in this project's files", self.peek_event().start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "aliases are not used in this project's files", self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:

@@ -219,7 +219,8 @@ class Fetcher:
             if actual == archive.sha256:
                 return Finding(pin.name, archive.file + suffix, Outcome.OK, f"{human_bytes(size)}, sha256 {actual[:16]}...")
             place = self.downloader.reject(_wanted(archive), blob, actual)
-        return Finding(pin.name, archive.file + suffix, Outcome.WRONG, f"expected {archive.size} bytes, sha256 {archive.sha256}; found {size} bytes, sha256 {actual}; moved to {place}")
+        detail = f"expected {archive.size} bytes, sha256 {archive.sha256}; found {size} bytes, sha256 {actual}; moved to {place}"
+        return Finding(pin.name, archive.file + suffix, Outcome.WRONG, detail)
 
     def _verify_tree(self, pin: Pin, package: Package, suffix: str) -> Finding:
         assert package.tree is not None and package.unpacked is not None
@@ -255,7 +256,8 @@ class Fetcher:
                 with self.cache.producing(pin.kind.folder, key) as directory:
                     found, unpacked = self.extract(pin, package, source, directory / "content")
                     if found.tree != package.tree:
-                        raise ChecksumError(f"{source}: the unpacked folder is another one; expected tree {package.tree}, got {found.tree} ({found.files} files, {found.size} bytes).")
+                        actual = f"{found.tree} ({found.files} files, {found.size} bytes)"
+                        raise ChecksumError(f"{source}: the unpacked folder is another one; expected tree {package.tree}, got {actual}.")
                     record = {"pin": pin.name, "version": pin.version, "source": str(source), "tree": found.tree, "executables": sorted(unpacked.executables)}
                     files.write_text(directory / "unpacked.json", json.dumps(record, indent=1) + "\n")
                 return
@@ -291,7 +293,8 @@ class Fetcher:
         # Not yet known sizes are bounded by what real sources compress to; a bomb is a thousand times.
         limits = Limits(package.unpacked, package.files or archives.FILE_LIMIT) if package.unpacked is not None else Limits(max(64 << 20, 40 * size))
         with self.console.progress(f"unpack {pin.name} {pin.version}", package.unpacked, unit="bytes") as meter:
-            unpacked = archives.unpack(archive, directory, limits=limits, folder=folder, executables=tuple(package.tools.values()), links=pin.links, progress=meter.advance)
+            tools = tuple(package.tools.values())
+            unpacked = archives.unpack(archive, directory, limits=limits, folder=folder, executables=tools, links=pin.links, progress=meter.advance)
         return archives.tree_digest(directory, executables=unpacked.executables if os.name == "nt" else None), unpacked
 
     @contextmanager

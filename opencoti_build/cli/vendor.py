@@ -11,7 +11,7 @@ from invoke.context import Context
 from ..bump import bump as move
 from ..console import Console, human_bytes
 from ..errors import ChecksumError, OpencotiError, UsageError
-from ..vendors import PLATFORMS, Fetcher, Outcome, Pin, Role, find_pin, load_pins
+from ..vendors import PLATFORMS, Fetcher, Outcome, Pin, Role, State, find_pin, load_pins
 from .common import CommandContext, command, context
 
 
@@ -39,15 +39,23 @@ def list_pins(c: Context, json: bool = False, platform: str = "") -> None:
         rows.append((pin, fetcher.state(pin), archives[0].size if archives else None))
     if json:
         keys = ("name", "version", "kind", "role", "licence", "state", "bytes")
-        _print_json([dict(zip(keys, (pin.name, pin.version, pin.kind.value, pin.role.value, pin.licence, state.value, size), strict=True)) for pin, state, size in rows])
+        _print_json([dict(zip(keys, (*_words(pin, state), size), strict=True)) for pin, state, size in rows])
         return
-    table = [(pin.name, pin.version, pin.kind.value, pin.role.value, pin.licence, state.value, human_bytes(size) if size is not None else "-") for pin, state, size in rows]
+    table = [(*_words(pin, state), human_bytes(size) if size is not None else "-") for pin, state, size in rows]
     Console(sys.stdout).table(f"Pins for {fetcher.platform}", ("name", "version", "kind", "role", "licence", "state", "download"), table, right=(6,))
+
+
+def _words(pin: Pin, state: State) -> tuple[str, ...]:
+    return pin.name, pin.version, pin.kind.value, pin.role.value, pin.licence, state.value
 
 
 @command(
     optional=("name",),
-    help={"name": "A pin's name, or 'all'; without it, what every build needs.", "offline": "Use the cache alone.", "platform": "For another platform, such as windows-x86_64."},
+    help={
+        "name": "A pin's name, or 'all'; without it, what every build needs.",
+        "offline": "Use the cache alone.",
+        "platform": "For another platform, such as windows-x86_64.",
+    },
 )
 def fetch(c: Context, name: str = "", offline: bool = False, platform: str = "") -> None:
     """Download, verify and unpack pins into the cache; prints the folders."""

@@ -327,7 +327,7 @@ def repository(place: Path, files: dict[str, bytes] = FILES, tag: str = "b12") -
     """A git repository whose tag holds ``files``; gives the commit."""
     if not place.exists():
         place.mkdir(parents=True)
-        git("init", "--quiet", cwd=place)
+        git("init", "--quiet", "--template=", cwd=place)
         git("config", "core.autocrlf", "false", cwd=place)
         (place / ".git" / "info").mkdir(exist_ok=True)
         (place / ".git" / "info" / "attributes").write_text("* -text -ident\n")
@@ -347,14 +347,14 @@ def repository(place: Path, files: dict[str, bytes] = FILES, tag: str = "b12") -
 class World:
     """A package index, a server, a git repository and a cache, with a pin of the same content in each."""
 
-    def __init__(self, tmp_path: Path, server: Script) -> None:
+    def __init__(self, tmp_path: Path, server: Script, upstream: Path) -> None:
         self.tmp = tmp_path
         self.server = server
         self.cache = Cache(tmp_path / "cache")
         self.said = io.StringIO()
         self.repository = tmp_path / "upstream"
-        self.commit = repository(self.repository)
-        self.tree = git("rev-parse", "HEAD^{tree}", cwd=self.repository)
+        shutil.copytree(upstream, self.repository)
+        self.commit, self.tree = (upstream / ".git" / "identity").read_text().split()
         self.vendors = tmp_path / "vendors"
         self.vendors.mkdir()
         self.archives: dict[str, bytes] = {}
@@ -420,10 +420,19 @@ class World:
         return path
 
 
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository to copy: making one takes git a dozen starts."""
+    place = tmp_path_factory.mktemp("upstream") / "repository"
+    commit = repository(place)
+    (place / ".git" / "identity").write_text(f"{commit} {git('rev-parse', 'HEAD^{tree}', cwd=place)}")
+    return place
+
+
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path, upstream: Path) -> Iterator[World]:
     with running() as server:
-        yield World(tmp_path, server)
+        yield World(tmp_path, server, upstream)
 
 
 def content(directory: Path) -> dict[str, bytes]:
