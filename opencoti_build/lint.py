@@ -212,22 +212,8 @@ def check_paths(patch: PatchFile) -> Iterator[Finding]:
     """Paths that climb out, start at the root, or reach into git's own folder."""
     for change in patch.files:
         for path in dict.fromkeys((change.old_path, change.path)):
-            if problem := path_problem(path):
+            if problem := patchfile.path_problem(path):
                 yield _of(OUTSIDE, patch, change.line, f"{path}: {problem}")
-
-
-def path_problem(path: str) -> str:
-    """What is wrong with a path of a patch, or nothing."""
-    parts = path.replace("\\", "/").split("/")
-    if not path or path.startswith("/") or re.match(r"[A-Za-z]:", path):
-        return "is absolute"
-    if ".." in parts:
-        return "climbs out of the tree"
-    if "" in parts or "." in parts or "\\" in path or any(ord(char) < 32 for char in path):
-        return "is no plain path"
-    if any(part.lower() in (".git", "git~1") for part in parts):
-        return "lies in git's own folder"
-    return ""
 
 
 def check_form(patch: PatchFile) -> Iterator[Finding]:

@@ -256,6 +256,20 @@ def take_number(text: str) -> tuple[int | None, Message]:
     return number, message
 
 
+def path_problem(path: str) -> str:
+    """What is wrong with a path of a patch, or nothing."""
+    parts = path.replace("\\", "/").split("/")
+    if not path or path.startswith("/") or re.match(r"[A-Za-z]:", path):
+        return "is absolute"
+    if ".." in parts:
+        return "climbs out of the tree"
+    if "" in parts or "." in parts or "\\" in path or any(ord(char) < 32 for char in path):
+        return "is no plain path"
+    if any(part.lower() in (".git", "git~1") for part in parts):
+        return "lies in git's own folder"
+    return ""
+
+
 def render(message: Message, diff: bytes) -> bytes:
     """The bytes of a patch file. Raises DataError for a message that a reader of mails would cut short."""
     for line in message.body.split("\n"):

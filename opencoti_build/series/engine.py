@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from ..errors import GitError
+from ..errors import GitError, PatchError
 from ..git import Git
-from ..patchfile import FileChange, Kind, PatchFile
+from ..patchfile import FileChange, Kind, PatchFile, path_problem
 
 
 class Outcome(Enum):
@@ -80,8 +80,11 @@ _CHECKING = re.compile(r"^Checking patch (.+?)(?: => (.+))?\.\.\.$")
 def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_on: str | None = None) -> Attempt:
     """Try ``patch`` on ``tree``. ``made_on`` is the tree it was made for, where known: it tells a rename from a deletion.
 
-    With ``merge`` a 3-way merge is tried when the patch does not fit as it is.
+    With ``merge`` a 3-way merge is tried when the patch does not fit as it is. Raises PatchError for a path outside the tree.
     """
+    for path in patch.paths:
+        if problem := path_problem(path):
+            raise PatchError(f"{patch.name} names '{path}', which {problem}: no such patch is applied.")
     if not patch.files:
         return Attempt(Outcome.CLEAN, tree)
     with git.scratch_index(tree) as scratch:

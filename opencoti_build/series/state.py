@@ -49,11 +49,14 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Move:
-    """The work tree is on its way from one commit to another. ``files`` False: only index and branch follow, the files are right."""
+    """The work tree is on its way from one commit to another.
+
+    ``adopt``: its files are those of ``source``, which was made from them, but the index does not know that yet.
+    """
 
     source: str
     target: str
-    files: bool = True
+    adopt: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class State:
     conflict: Conflict | None = None
     move: Move | None = None
     write: Write | None = None
+    left_out: tuple[str, ...] = ()
+    """Patch files that a rebase under way has found to be in the new base already."""
 
     @property
     def commit(self) -> str:
@@ -116,6 +121,7 @@ class State:
                 conflict=Conflict(**{**conflict, "paths": tuple(conflict["paths"])}) if conflict else None,
                 move=Move(**move) if move else None,
                 write=Write(tuple((number, commit) for number, commit in write["commits"]), tuple(write["remove"]), write["tree"]) if write else None,
+                left_out=tuple(data["left_out"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise PatchError(f"{path} is damaged ({error}): delete that file and run 'invoke patches apply'.") from error

@@ -216,7 +216,7 @@ class Workspace:
             remove = tuple(on_disk[number].name for number in sorted(gone) if number in on_disk)
             whole = not any(number > (entries[-1].number if entries else 0) and number not in gone for number in on_disk)
             write = Write(tuple(writes), remove, git.tree_of(parent) if whole else "")
-            self._save(replace(state, applied=tuple(entries), move=Move(head, parent, files=False), write=write))
+            self._save(replace(state, applied=tuple(entries), move=Move(parent, parent, adopt=True), write=write))
             self._settle(git)
             return changed + [f"{name} (removed)" for name in remove]
 
@@ -256,9 +256,8 @@ class Workspace:
             state.save(self._before)
             pack = self._import(git, new)
             chain = build(git, pack.commit, series.patches, merge=True, absorbed=OnAbsorbed.DROP, made_on=state.base_tree)
-            fresh = replace(state, base_label=new.label, base_tree=pack.tree_id, base_commit=pack.commit, mode=Mode.REBASE)
+            fresh = replace(state, base_label=new.label, base_tree=pack.tree_id, base_commit=pack.commit, mode=Mode.REBASE, left_out=tuple(patch.name for patch in chain.absorbed))
             done = self._carry_out(git, state, fresh, (), chain, write_back=False)
-            done = self._end_rebase(git, done)
             return self._applied(git, done, self.folder.load().patches, changed=True)
 
     def status(self) -> Status:
@@ -412,7 +411,7 @@ class Workspace:
                 raise PatchError(f"{entry.name} was edited or removed since it was applied: run 'invoke patches apply' first.")
         numbers = {entry.number for entry in state.applied}
         for patch in series.patches:
-            if patch.number not in numbers and state.position is not None and patch.number < state.position:
+            if patch.number not in numbers and patch.name not in state.left_out and state.position is not None and patch.number < state.position:
                 raise PatchError(f"{patch.name} is new in the series and not applied: run 'invoke patches apply' first.")
 
     # ---- carrying out -------------------------------------------------------------------------------------------------------
@@ -425,13 +424,14 @@ class Workspace:
             raise PatchError(f"{failure(*chain.failed)} Run 'invoke patches apply' to settle it.", details=chain.failed[1].log)
         return (*state.applied[:kept], *(_entry(link) for link in chain.links)), chain
 
-    def _carry_out(self, git: Git, old: State, fresh: State, kept: tuple[Entry, ...], chain: Chain, *, write_back: bool, record: bool = False) -> State:
+    def _carry_out(self, git: Git, old: State, fresh: State, kept: tuple[Entry, ...], chain: Chain, *, write_back: bool, folded: int | None = None) -> State:
         """Save what a chain asks for and do it; raises PatchError when the chain ends in a conflict.
 
-        ``write_back`` writes patches whose text changed on the way; ``record`` writes the list even when none did.
+        ``write_back`` writes patches whose text changed on the way. ``folded`` is the number of the last patch in ``kept`` when the files
+        in the work tree have just become it.
         """
         entries: list[Entry] = list(kept)
-        writes: list[tuple[int, str]] = []
+        writes: list[tuple[int, str]] = [(folded, kept[-1].commit)] if folded is not None and write_back else []
         for link in chain.links:
             entry = _entry(link)
             if write_back:
@@ -447,8 +447,9 @@ class Workspace:
                 files.write_bytes(self._conflict_patch, _placeable(patch, tried).data)
                 conflict = Conflict(patch.number, patch.name, patch.sha256, tried.outcome.value, tried.note)
         target = entries[-1].commit if entries else fresh.base_commit
-        write = Write(tuple(writes), (), git.tree_of(target) if chain.failed is None else "") if writes or record else None
-        self._save(replace(fresh, applied=tuple(entries), move=Move(old.commit, target), write=write, conflict=conflict))
+        write = Write(tuple(writes), (), git.tree_of(target) if chain.failed is None else "") if writes else None
+        move = Move(old.commit, target) if folded is None else Move(kept[-1].commit, target, adopt=True)
+        self._save(replace(fresh, applied=tuple(entries), move=move, write=write, conflict=conflict))
         done = self._settle(git, previous=old)
         if chain.failed is not None:
             self._report(done, *chain.failed)
@@ -472,6 +473,8 @@ class Workspace:
             state = self._write(git, state)
         if state.conflict is not None and not state.conflict.placed:
             state = self._lay_out(git, state)
+        if state.mode is Mode.REBASE and state.conflict is None:
+            state = self._end_rebase(git, state)
         return state
 
     def _follow(self, git: Git, state: State, previous: State | None) -> State:
@@ -479,10 +482,9 @@ class Workspace:
         assert move is not None
         if previous is None:
             self._force(git, move)
-        elif not move.files:
-            git.run("read-tree", move.target)
-            git.run("update-index", "-q", "--refresh", check=False)
         else:
+            if move.adopt:
+                git.run("read-tree", move.source)
             if blocking := self._in_the_way(git, move):
                 self._save(previous)
                 raise PatchError(f"{self.tree / blocking[0]} is in the way of a file of the series: move it aside and run the same command again.", details="\n".join(blocking))
@@ -508,10 +510,6 @@ class Workspace:
         """Bring files, index and branch to the target, whatever a killed run left; content that is neither side's is kept aside."""
         for name in ("index.lock", "HEAD.lock"):
             (git.git_dir / name).unlink(missing_ok=True)
-        if not move.files:
-            git.run("read-tree", move.target)
-            git.run("update-index", "-q", "--refresh", check=False)
-            return
         paths = git.changed(move.source, move.target)
         old, new = git.entries(move.source, paths), git.entries(move.target, paths)
         for path in paths:
@@ -658,13 +656,8 @@ class Workspace:
         for link in chain.links:
             if link.outcome is Outcome.ABSORBED:
                 self.console.warn(f"{link.patch.name} changes nothing any more: 'invoke patches drop {link.patch.number}' takes it out.")
-        # Index and branch follow the files as they lie here; only then do the later patches move them.
-        write = None if rebase else Write(((number, commit),), tree="" if later else tree)
-        self._save(replace(state, applied=(*kept, entry), conflict=None, move=Move(state.commit, commit, files=False), write=write))
-        here = self._settle(git, previous=state)
-        done = self._carry_out(git, here, here, here.applied, chain, write_back=not rebase, record=not rebase and bool(later))
-        if rebase:
-            done = self._end_rebase(git, done)
+        fresh_state = replace(state, conflict=None, left_out=(*state.left_out, *(absorbed.name for absorbed in chain.absorbed)))
+        done = self._carry_out(git, state, fresh_state, (*kept, entry), chain, write_back=not rebase, folded=number)
         return self._applied(git, done, self.folder.load().patches[: len(done.applied)], changed=True)
 
     def _settled(self, git: Git, conflict: Conflict) -> None:
@@ -682,17 +675,14 @@ class Workspace:
 
     def _end_rebase(self, git: Git, state: State) -> State:
         """Write all patches as they are on the new base; the ones it has already go."""
-        on_disk = self.folder.load().patches
         writes, entries = [], []
         for entry in state.applied:
             patch = export_commit(git, git.text("rev-parse", f"{entry.commit}^"), entry.commit)
             writes.append((entry.number, entry.commit))
             entries.append(replace(entry, name=patch.name, sha256=patch.sha256))
-        remaining = {entry.number for entry in entries}
-        remove = tuple(patch.name for patch in on_disk if patch.number not in remaining)
-        for name in remove:
+        for name in state.left_out:
             self.console.info(f"{name}: {state.base_label} has it already, taken out of the series")
-        self._save(replace(state, mode=Mode.APPLY, applied=tuple(entries), write=Write(tuple(writes), remove, git.tree_of(state.commit))))
+        self._save(replace(state, mode=Mode.APPLY, applied=tuple(entries), left_out=(), write=Write(tuple(writes), state.left_out, git.tree_of(state.commit))))
         done = self._settle(git)
         self._before.unlink(missing_ok=True)
         return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import random
@@ -744,6 +745,31 @@ def test_killed_move_of_a_patch(series: Lab) -> None:
         assert result.ok and result.tree_id == full.tree_id
 
     killed_along_the_way(lambda: workspace.move(10, 25), lambda: workspace.move(25, 10), after, series.root / "count")
+
+
+def test_killed_rebase_ends_or_begins_again(series: Lab) -> None:
+    workspace = series.workspace()
+    workspace.apply()
+    newer = series.new_upstream({"src/core.c": b"new first line\n" + LINES.encode(), "src/opencoti/own.c": b"int own;\n"})
+    before = {name: (series.folder.path / name).read_bytes() for name in [*names(series), "series.yaml"]}
+
+    def after() -> None:
+        with contextlib.suppress(UsageError, PatchError):
+            workspace.rebase(newer)
+        assert names(series) == ["0010-one-first-hook.patch", "0020-two-second-hook.patch"]
+        assert check(series.folder, newer, series.cache).ok
+        assert not series.workspace(base=newer).apply().changed
+
+    def restore() -> None:
+        for name in names(series):
+            series.folder.remove(name)
+        for name, data in before.items():
+            (series.folder.path / name).write_bytes(data)
+        workspace.apply()
+
+    workspace.rebase(newer)  # the new upstream is in the cache from here on, so every run has the same steps
+    restore()
+    killed_along_the_way(lambda: workspace.rebase(newer), restore, after, series.root / "count")
 
 
 def test_killed_in_the_middle_of_a_checkout(series: Lab) -> None:
