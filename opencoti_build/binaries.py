@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,6 +20,10 @@ import lief
 from .errors import BinaryMismatch
 
 lief.logging.disable()
+
+
+HEAD_SIZE = 65536
+"""Bytes from a file's start that hold every header looked at here."""
 
 
 class Format(Enum):
@@ -88,15 +93,15 @@ def read(path: Path, *, name: str | None = None) -> Binary:
     label = name or path.name
     try:
         with path.open("rb") as stream:
-            head = stream.read(64)
+            head = stream.read(HEAD_SIZE)
     except OSError as error:
         raise BinaryMismatch(f"Cannot read {path}: {error.strerror or error}.") from error
-    return _read(head, str(path), label)
+    return _read(head, str(path), path.stat().st_size, label)
 
 
 def read_bytes(data: bytes, *, name: str) -> Binary:
     """``read`` of a program in memory."""
-    return _read(data[:64], data, name)
+    return _read(data[:HEAD_SIZE], data, len(data), name)
 
 
 def read_stream(stream: BinaryIO, offset: int, size: int, *, name: str) -> Binary:
@@ -105,18 +110,23 @@ def read_stream(stream: BinaryIO, offset: int, size: int, *, name: str) -> Binar
     return read_bytes(stream.read(size), name=name)
 
 
-def _read(head: bytes, source: Any, name: str) -> Binary:
+def _read(head: bytes, source: Any, size: int, name: str) -> Binary:
     kind = sniff(head)
     if kind is None:
         raise BinaryMismatch(f"{name} is neither an ELF, a PE nor a Mach-O file.")
     parse = {Format.ELF: lief.ELF.parse, Format.PE: lief.PE.parse, Format.MACHO: lief.MachO.parse}[kind]
+    convert = {Format.ELF: _elf, Format.PE: _pe, Format.MACHO: _macho}[kind]
     try:
-        parsed = parse(source)
-    except Exception as error:  # lief's bindings raise several unrelated types for malformed input
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the bindings warn about numbers outside their enums
+            parsed = parse(source) if size >= 64 else None
+            if parsed is None:
+                raise BinaryMismatch(f"{name} begins like {kind.value.upper()} but is malformed.")
+            return convert(parsed, head, size, name)
+    except BinaryMismatch:
+        raise
+    except Exception as error:  # lief raises several unrelated types, from its properties too, when a file is malformed
         raise BinaryMismatch(f"{name} cannot be read as {kind.value.upper()}: {error}.") from error
-    if parsed is None:
-        raise BinaryMismatch(f"{name} begins like {kind.value.upper()} but is malformed.")
-    return {Format.ELF: _elf, Format.PE: _pe, Format.MACHO: _macho}[kind](parsed, name)
 
 
 _ELF_MACHINES = {"X86_64": "x86_64", "AARCH64": "aarch64"}
@@ -124,16 +134,10 @@ _PE_MACHINES = {"AMD64": "x86_64", "ARM64": "aarch64"}
 _MACHO_MACHINES = {"X86_64": "x86_64", "ARM64": "aarch64"}
 
 
-def _elf(parsed: Any, name: str) -> Binary:
+def _elf(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     header = parsed.header
     machine = header.machine_type.name
-    problems = []
-    size = parsed.original_size
-    for segment in parsed.segments:
-        if segment.physical_size and segment.file_offset + segment.physical_size > size:
-            problems.append(f"segment {segment.type.name} reaches beyond the end of the file (truncated?)")
-    if header.section_header_offset + header.numberof_sections * header.section_header_size > size:
-        problems.append("the section table reaches beyond the end of the file (truncated?)")
+    problems = _elf_bounds(head, size)
     bound: dict[str, tuple[list[str], list[str]]] = {}
     for requirement in parsed.symbols_version_requirement:
         for auxiliary in requirement.get_auxiliary_symbols():
@@ -160,17 +164,35 @@ def _elf(parsed: Any, name: str) -> Binary:
     )
 
 
+def _elf_bounds(head: bytes, size: int) -> list[str]:
+    """Parts that the headers promise beyond the end of the file; lief shortens them silently."""
+    if head[4:6] != b"\2\1":
+        return ["it is not a 64-bit little-endian file"]
+    programs, sections = struct.unpack_from("<QQ", head, 0x20)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<4H", head, 0x36)
+    problems = []
+    if program_count and (program_size != 56 or programs + 56 * program_count > min(size, len(head))):
+        return ["its program headers lie outside the file or far from its start"]
+    for index in range(program_count):
+        offset, length = struct.unpack_from("<8xQ16xQ", head, programs + 56 * index)
+        if offset + length > size:
+            problems.append(f"segment {index} reaches beyond the end of the file (truncated?)")
+    if sections + section_size * section_count > size:
+        problems.append("the section table reaches beyond the end of the file (truncated?)")
+    return problems
+
+
 def _is_pie(parsed: Any) -> bool:
     """Static PIE programs have no interpreter; DF_1_PIE tells them from libraries."""
     flags = parsed.get(lief.ELF.DynamicEntry.TAG.FLAGS_1)
     return flags is not None and bool(flags.value & 0x08000000)
 
 
-def _pe(parsed: Any, name: str) -> Binary:
+def _pe(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     machine = parsed.header.machine.name
     problems = []
     for section in parsed.sections:
-        if section.pointerto_raw_data + section.sizeof_raw_data > parsed.original_size:
+        if section.pointerto_raw_data + section.sizeof_raw_data > size:
             problems.append(f"section {section.name} reaches beyond the end of the file (truncated?)")
     is_library = parsed.header.has_characteristic(lief.PE.Header.CHARACTERISTICS.DLL)
     needed = [entry.name.lower() for entry in parsed.imports] + [entry.name.lower() for entry in getattr(parsed, "delay_imports", ())]
@@ -186,8 +208,10 @@ def _pe(parsed: Any, name: str) -> Binary:
     )
 
 
-def _macho(parsed: Any, name: str) -> Binary:
+def _macho(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     binaries = list(parsed)
+    if not binaries:
+        raise BinaryMismatch(f"{name} begins like MACHO but is malformed.")
     if len(binaries) != 1:
         raise BinaryMismatch(f"{name} is a fat Mach-O file of {len(binaries)} machines; a file for one machine is wanted.")
     binary = binaries[0]
@@ -252,7 +276,3 @@ def certificate_table(head: bytes) -> tuple[int, int] | None:
         return None
     offset, size = struct.unpack_from("<II", head, directories + 32)
     return (offset, size) if size else None
-
-
-HEAD_SIZE = 65536
-"""Bytes from a file's start that surely hold every header the functions above look at."""

@@ -341,7 +341,7 @@ def _plausible(stream: BinaryIO, tail: bytes, position: int, base: int) -> bool:
     if offset + size > absolute:
         return False
     if total == 0:
-        return size == 0
+        return size == 0 and offset == absolute
     return _read_at(stream, offset, 4) == CENTRAL_SIGNATURE or _read_at(stream, absolute - size, 4) == CENTRAL_SIGNATURE
 
 
