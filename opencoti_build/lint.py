@@ -31,7 +31,7 @@ HOOK_LINES = 3
 """A hunk in an upstream file that adds more lines than this is no hook."""
 
 OWN = "opencoti"
-"""New code lives in folders whose name is this, or in files whose name starts with it."""
+"""New code lives in folders called this, or in files with it in their name."""
 
 
 class Severity(Enum):
@@ -93,7 +93,7 @@ MESSAGE_SPACE = _rule("message-space", _E, "no line of the message ends in white
 CONTEXT_LINES = _rule("context", _E, f"at most {CONTEXT} line of context", "invoke patches apply, then invoke patches export --force")
 OUTSIDE = _rule("path-outside", _E, "every path lies in the tree", "take the file out of the patch")
 FORM = _rule("form", _E, "header and index lines as exported: fixed author and date, full object ids, no renames", "invoke patches apply, then invoke patches export --force")
-PLACE = _rule("new-code-place", _W, f"new files lie in folders called {OWN} or are called {OWN}*", f"move the code to an {OWN} folder near its users")
+PLACE = _rule("new-code-place", _W, f"new files lie in folders called {OWN} or have it in their name", f"move the code to an {OWN} folder near its users")
 HOOK = _rule("large-hook", _W, f"a hunk in an upstream file adds at most {HOOK_LINES} lines", "move the code to a file of ours and leave a one-line hook")
 
 LOADING = (UNREADABLE, UNLISTED, MISSING, NUMBER, NAME)
@@ -243,7 +243,7 @@ def check_place(patch: PatchFile) -> Iterator[Finding]:
 def is_own(path: str) -> bool:
     """Whether a file is ours by its place or name."""
     pure = PurePosixPath(path)
-    return OWN in pure.parent.parts or pure.name.startswith(OWN)
+    return OWN in pure.parent.parts or OWN in pure.name
 
 
 CHECKS: tuple[Check, ...] = (

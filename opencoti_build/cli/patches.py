@@ -141,19 +141,21 @@ def refresh(c: Context, include: list[str], tree: str = "") -> None:
 
 @command(
     help={
-        "from-repo": "Take the commits of this git repository instead of the work tree's; each needs a number, 'NNNN area: sentence' or a line 'Number: NNNN'.",
+        "from-repo": "Take the commits of this git repository instead of the work tree's; each has a number, 'NNNN area: sentence' or a line 'Number: NNNN', or gets it by its subject or --numbers.",
         "base": "With --from-repo: the commit that its patches start from.",
+        "numbers": "With --from-repo: numbers for the commits that have none, in order, such as 1,5,10.",
         "force": "Overwrite patch files that were edited since they were applied.",
         "tree": _TREE,
     }
 )
-def export(c: Context, from_repo: str = "", base: str = "", force: bool = False, tree: str = "") -> None:
+def export(c: Context, from_repo: str = "", base: str = "", numbers: str = "", force: bool = False, tree: str = "") -> None:
     """Write the applied patches to patches/llama.cpp; equal input gives equal bytes."""
     place = _place(c, tree)
     if bool(from_repo) != bool(base):
         raise UsageError("--from-repo needs --base, the commit that its patches start from, and the other way round.")
     if from_repo:
-        names = [patch.name for patch in export_repository(place.folder, Path(from_repo), base, place.made.console, base_tree=place.base.tree_id)]
+        given = [_number(number.strip()) for number in numbers.split(",") if number.strip()]
+        names = [patch.name for patch in export_repository(place.folder, Path(from_repo), base, place.made.console, base_tree=place.base.tree_id, numbers=given)]
         if failed := record(place.folder, place.base, place.made.cache):
             place.made.console.warn(f"{failure(*failed)} 'invoke patches apply --merge' takes what a 3-way merge can settle and writes it back.")
     else:

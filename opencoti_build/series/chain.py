@@ -111,7 +111,7 @@ def export_commit(git: Git, parent: str, commit: str, *, number: int | None = No
     number = number if number is not None else own
     if number is None:
         raise DataError(
-            f"Commit {commit[:12]} '{message.subject}' has no number: start its subject with four digits ('0010 area: sentence') or add a line 'Number: 0010'."
+            f"Commit {commit[:12]} '{message.subject}' has no number: start its subject with four digits ('0010 area: sentence'), add a line 'Number: 0010', or give --numbers."
         )
     return patchfile.make(number, message, (diff or git).diff(git.tree_of(parent), git.tree_of(commit)))
 
@@ -202,11 +202,11 @@ def record(folder: SeriesFolder, base: BaseTree, cache: Cache) -> tuple[PatchFil
     return chain.failed
 
 
-def export_repository(folder: SeriesFolder, repository: Path, base_revision: str, console: Console, *, base_tree: str | None = None) -> list[PatchFile]:
+def export_repository(folder: SeriesFolder, repository: Path, base_revision: str, console: Console, *, base_tree: str | None = None, numbers: Sequence[int] = ()) -> list[PatchFile]:
     """Write the commits ``base_revision..HEAD`` of any git repository as patches of the series.
 
-    Every commit needs a number, in its subject or as a trailer (``patchfile.take_number``); several commits of one number are
-    refused. The differences are written by a repository of our own, so that neither attributes nor settings of that one matter.
+    A commit's number is the one in its message (``patchfile.take_number``), else that of the patch with the same subject in the
+    folder, else the next of ``numbers``; several commits of one number are refused. The differences are written by a repository of our own, so that neither attributes nor settings of that one matter.
     Patches of other numbers stay as they are. Nothing is written before every commit has been read.
     """
     source = Git.discover(repository)
@@ -219,6 +219,8 @@ def export_repository(folder: SeriesFolder, repository: Path, base_revision: str
     if not commits:
         raise DataError(f"{repository} has no commit after {base_revision}: commit the changes there first.")
     found: dict[int, PatchFile] = {}
+    waiting = list(numbers)
+    known = _numbers_by_subject(folder)
     with tempfile.TemporaryDirectory(prefix="opencoti-export.") as scratch:
         git = Git.create(Path(scratch) / "git")
         objects = source.text("rev-parse", "--git-path", "objects")
@@ -228,10 +230,14 @@ def export_repository(folder: SeriesFolder, repository: Path, base_revision: str
             parents = git.text("rev-list", "--parents", "-n", "1", commit).split()[1:]
             if len(parents) != 1:
                 raise DataError(f"Commit {commit[:12]} in {repository} is a merge: a series is a line of commits, rebase it first.")
-            patch = export_commit(git, parents[0], commit)
+            own, message = patchfile.take_number(git.message(commit))
+            number = own or known.get(message.subject) or (waiting.pop(0) if waiting else None)
+            patch = export_commit(git, parents[0], commit, number=number)
             if patch.number in found:
                 raise DataError(f"Two commits have the number {patch.number:04d} ('{found[patch.number].title}' and '{patch.title}'): squash them or renumber one.")
             found[patch.number] = patch
+        if waiting:
+            raise DataError(f"{len(waiting)} numbers are left over ({', '.join(map(str, waiting))}): give one for each commit that has none of its own.")
         if list(found) != sorted(found):
             console.warn("The commits are not in the order of their numbers: 'invoke patches check' tells whether they apply in that order.")
     for patch in found.values():
@@ -239,6 +245,16 @@ def export_repository(folder: SeriesFolder, repository: Path, base_revision: str
     listing = folder.listing()
     folder.write_list(base_version=listing.base_version if listing else "", base_tree=listing.base_tree if listing else (base_tree or ""), tree="")
     return list(found.values())
+
+
+def _numbers_by_subject(folder: SeriesFolder) -> dict[str, int]:
+    """What commits are called again when they are exported again; unreadable files do not count."""
+    found: dict[str, int] = {}
+    for name in folder.names():
+        with contextlib.suppress(DataError):
+            patch = patchfile.read(folder.path / name)
+            found[patch.title] = patch.number
+    return found
 
 
 def table(patches: Sequence[PatchFile]) -> list[list[str]]:

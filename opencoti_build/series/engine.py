@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 
 from ..errors import GitError, PatchError
-from ..git import Git
+from ..git import Completed, Git
 from ..patchfile import FileChange, Kind, PatchFile, path_problem
 
 
@@ -91,7 +91,8 @@ def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_o
         done = _apply(scratch, patch.diff)
         if done.code == 0:
             offsets = _offsets(done.stderr)
-            return Attempt(Outcome.OFFSET if offsets else Outcome.CLEAN, scratch.write_tree(), offsets)
+            fits = Attempt(Outcome.OFFSET if offsets else Outcome.CLEAN, scratch.write_tree(), offsets)
+            return fits if _is_exact(git, tree, patch) else _cross_checked(git, tree, patch, fits)
         if _apply(scratch, patch.diff, "--reverse", "--check").code == 0:
             return Attempt(Outcome.ABSORBED, tree, tuple(FileOutcome(change.path, Outcome.ABSORBED, "has the change already") for change in patch.files))
     files, renames = _judge(git, tree, patch, made_on)
@@ -115,7 +116,28 @@ def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_o
     return replace(merged, files=files, log=done.stderr)
 
 
-def _apply(git: Git, diff: bytes, *flags: str):  # type: ignore[no-untyped-def]
+def _is_exact(git: Git, tree: str, patch: PatchFile) -> bool:
+    """Whether every file is the very one that the patch was made on."""
+    here = git.entries(tree, patch.paths)
+    return all(change.kind is Kind.ADD or here.get(change.old_path, ("", ""))[1] == change.old_blob for change in patch.files)
+
+
+def _cross_checked(git: Git, tree: str, patch: PatchFile, fits: Attempt) -> Attempt:
+    """Hold a fit against the 3-way merge: with one line of context, a hunk may fit at a place that only looks like its own.
+
+    The merge knows the whole pre-image, so where both give a result and they differ, the merge is right, and a person has to look.
+    """
+    merged = _merge(git, tree, patch)
+    if merged is None or merged.tree == fits.tree:
+        return fits
+    if merged.tree is None:
+        return replace(fits, files=fits.files or tuple(FileOutcome(change.path, fits.outcome, "fits, but a 3-way merge conflicts here: look at it") for change in patch.files))
+    if merged.tree == tree:
+        return Attempt(Outcome.ABSORBED, tree, tuple(FileOutcome(change.path, Outcome.ABSORBED, "has the change already") for change in patch.files))
+    return replace(merged, files=tuple(FileOutcome(change.path, Outcome.MERGED, "fits in more than one place, merged 3-way") for change in patch.files))
+
+
+def _apply(git: Git, diff: bytes, *flags: str) -> Completed:
     return git.run("apply", "--cached", "--verbose", "--whitespace=nowarn", *flags, "-", input=diff, check=False)
 
 

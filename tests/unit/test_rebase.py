@@ -122,6 +122,20 @@ def test_rehearsal_on_the_same_files_is_all_clean(lab: Lab) -> None:
     assert {trial.outcome for trial in result.trials} == {Outcome.CLEAN} and result.enums == () and len(result.tables()) == 1
 
 
+def test_a_hunk_that_fits_in_the_wrong_place_is_not_taken_for_clean(tmp_path: Path) -> None:
+    block = "begin\n    work();\nend\n"
+    lab = make_lab(tmp_path)
+    write_tree(lab.upstream, {"src/core.c": (block + "// first\n" + block + "// second\n" + block + "// third\n").encode()})
+    lab.add(10, "second: hook in the second block", lambda tree: write_tree(tree, {"src/core.c": (block + "// first\nbegin\n    work();\n    hook();\nend\n// second\n" + block + "// third\n").encode()}))
+    # Where the second block was, the new upstream has another one with the same lines around.
+    newer = lab.new_upstream({"src/core.c": (block + "// zeroth\n" + block + "// first\n" + block + "// second\n" + block + "// third\n").encode()})
+    result = rehearse(lab.folder, lab.base(), newer, lab.cache, lab.console)
+    assert result.trials[0].outcome is Outcome.MERGED
+    lab.workspace().rebase(newer)
+    text = (lab.tree / "src/core.c").read_text()
+    assert text.index("// first") < text.index("hook();") < text.index("// second")
+
+
 def test_a_series_that_does_not_apply_to_its_own_base_cannot_be_rehearsed(lab: Lab, newer: BaseTree) -> None:
     with pytest.raises(PatchError, match="has to apply to b2"):
         rehearse(lab.folder, newer, lab.base(), lab.cache, lab.console)

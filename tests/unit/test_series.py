@@ -597,6 +597,21 @@ def test_export_from_a_repository_replaces_a_renamed_patch(lab: Lab, repository:
     assert names(lab) == ["0001-identity-new-title.patch"]
 
 
+def test_export_from_a_repository_with_numbers_given(lab: Lab, repository: Path) -> None:
+    for line, subject in (("line 5", "one: x"), ("line 6", "0007 two: x"), ("line 7", "three: x")):
+        insert(repository / "src/core.c", line, "hook\n")
+        plain_git(repository, "commit", "-qam", subject)
+    with pytest.raises(DataError, match="1 numbers are left over"):
+        export_repository(lab.folder, repository, "base", lab.console, numbers=[5, 9, 11])
+    with pytest.raises(DataError, match="'three: x' has no number"):
+        export_repository(lab.folder, repository, "base", lab.console, numbers=[5])
+    assert names(lab) == []
+    export_repository(lab.folder, repository, "base", lab.console, numbers=[5, 9])
+    assert names(lab) == ["0005-one-x.patch", "0007-two-x.patch", "0009-three-x.patch"]
+    export_repository(lab.folder, repository, "base", lab.console)  # the same subjects are known by now
+    assert names(lab) == ["0005-one-x.patch", "0007-two-x.patch", "0009-three-x.patch"]
+
+
 def test_export_from_a_repository_refuses_before_it_writes(lab: Lab, repository: Path) -> None:
     with pytest.raises(DataError, match="no commit after base"):
         export_repository(lab.folder, repository, "base", lab.console)
