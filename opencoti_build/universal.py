@@ -322,10 +322,12 @@ def _move_pe(pe: _Pe, script: bytes) -> bytes:
             struct.pack_into("<I", out, at + 20, 0)
             continue
         if debug_size and address <= debug_address < address + raw_size:
+            if debug_address + debug_size > address + raw_size:
+                raise ContainerError("The Windows program's debug directory reaches out of its section: it is damaged.")
             for entry in range(debug_size // 28):
                 pointer = raw + debug_address - address + 28 * entry + 24
-                if pointer + 4 <= len(out) and _u32(out, pointer):
-                    struct.pack_into("<I", out, pointer, _u32(out, pointer) + distance)
+                if _u32(out, pointer):
+                    struct.pack_into("<I", out, pointer, (_u32(out, pointer) + distance) & 0xFFFFFFFF)
         struct.pack_into("<I", out, at + 20, raw + distance)
     struct.pack_into("<I", out, pe.optional + 60, headers_end)  # SizeOfHeaders
     struct.pack_into("<I", out, pe.optional + 64, 0)  # CheckSum: not checked for programs, and a signer fills it in

@@ -161,7 +161,8 @@ def pe(
         rdata += bytes(-len(rdata) % 4)
         debug_at = rdata_address + len(rdata)
         raw = headers + code_room + len(rdata) + 28
-        rdata += struct.pack("<IIHHIIII", 0, 0, 0, 0, 2, 4, debug_at + 28, raw) + b"RSDS"
+        record = b"RSDS" + bytes(range(16)) + struct.pack("<I", 1) + b"x.pdb\0"
+        rdata += struct.pack("<IIHHIIII", 0, 0, 0, 0, 2, len(record), debug_at + 28, raw) + record
     rdata_room = -(-len(rdata) // alignment) * alignment
     end = headers + code_room + rdata_room
     directories = [(0, 0)] * 16

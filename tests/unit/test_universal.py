@@ -101,7 +101,8 @@ def test_pefile_finds_nothing_to_warn_about(parts: Path, tmp_path: Path) -> None
     pefile = pytest.importorskip("pefile")
     build(parts, tmp_path / "host")
     with pefile.PE(str(tmp_path / "host")) as image, pefile.PE(data=WINDOWS) as before:
-        assert image.get_warnings() == before.get_warnings()
+        # "Byte 0x00 makes up ..." is about tiny files, not about structure.
+        assert [text for text in image.get_warnings() if not text.startswith("Byte 0x")] == []
         assert image.OPTIONAL_HEADER.AddressOfEntryPoint == before.OPTIONAL_HEADER.AddressOfEntryPoint
         assert image.get_data(0x1000, 6) == before.get_data(0x1000, 6)
 
