@@ -297,8 +297,11 @@ def read_component(directory: Path, *, epoch: int | None = None) -> Component:
 def _configure(setup: Setup, source: Path, work: Path, state: Path, flags: Mapping[str, str], *, console: Console, runner: Runner, name: str, lease: int | None) -> None:
     """Run cmake unless this very configuration is in place; start afresh where CMake cannot change its mind (source, compiler)."""
     source = source.resolve()
+    for folder in (source, work.resolve()):
+        if bad := set(str(folder)) & set('$`"\\;#' if os.name != "nt" else '$`";#'):
+            raise BuildError(f"CMake cannot build below {folder}: its name holds {min(bad)}. Move the checkout to another folder.")
     maps = [*setup.prefix_maps, (work.resolve(), "build"), (source, ".")]
-    words = " ".join(f"-ffile-prefix-map={folder.as_posix()}={short}" for folder, short in maps)
+    words = " ".join(_shell_word(f"-ffile-prefix-map={folder.as_posix()}={short}") for folder, short in maps)
     variables = {
         **flags,
         # A list would end at the first space or semicolon; the wrappers' own words come from the toolchain file.
@@ -332,6 +335,13 @@ def _configure(setup: Setup, source: Path, work: Path, state: Path, flags: Mappi
     if outcome.code != 0:
         raise BuildError(f"cmake could not configure {name} (exit code {outcome.code}); the whole log is in {log}.", details=ninja.first_errors(outcome.output))
     files.write_text(record, wish)
+
+
+def _shell_word(text: str) -> str:
+    """``text`` for CMAKE_<LANG>_FLAGS, which ninja hands to /bin/sh, or to CreateProcess on Windows: both know double quotes."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", text, re.ASCII):
+        return text
+    return f'"{text}"'
 
 
 def _touch_changed_sources(source: Path, record: Path) -> None:

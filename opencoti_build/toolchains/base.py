@@ -44,6 +44,7 @@ class Target:
     cmake: Mapping[str, str] = field(default_factory=dict)
     compile: tuple[str, ...] = ()
     link: tuple[str, ...] = ()
+    link_program: tuple[str, ...] = ()
     rewrite: Mapping[str, str] = field(default_factory=dict)
     presets: Mapping[str, str] = field(default_factory=dict)
     experimental: bool = False
@@ -69,6 +70,7 @@ class Target:
             "cmake": dict(self.cmake),
             "compile": list(self.compile),
             "link": list(self.link),
+            "link_program": list(self.link_program),
             "rewrite": dict(self.rewrite),
             "presets": dict(self.presets),
         }
@@ -128,6 +130,7 @@ def load_targets(text: str | None = None) -> dict[str, Target]:
                 cmake=_words(entry, "cmake"),
                 compile=tuple(entry.get("compile") or ()),
                 link=tuple(entry.get("link") or ()),
+                link_program=tuple(entry.get("link_program") or ()),
                 rewrite=_words(entry, "rewrite"),
                 presets=_words(entry, "presets"),
                 experimental=bool(entry.get("experimental")),

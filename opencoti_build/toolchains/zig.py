@@ -118,7 +118,7 @@ def _cmd_script(zig: Path, zig_cache: Path, words: tuple[str, ...], rewrite: Map
 def _toolchain_cmake(target: Target, recipe: Recipe, tools: BuildTools, suffix: str) -> str:
     here = "${CMAKE_CURRENT_LIST_DIR}"
     compile_words = " ".join((*recipe.zig_compile, *target.compile))
-    link_words = " ".join(target.link)
+    link = {"EXE": (*target.link, *target.link_program), "SHARED": target.link, "MODULE": target.link}
     lines = [
         f"set(CMAKE_SYSTEM_NAME {target.system_name})",
         f"set(CMAKE_SYSTEM_PROCESSOR {target.system_processor})",
@@ -131,7 +131,7 @@ def _toolchain_cmake(target: Target, recipe: Recipe, tools: BuildTools, suffix: 
         "# Checks are made with the words of the build: zig would else build its runtime a second time, for them alone.",
         "set(CMAKE_TRY_COMPILE_CONFIGURATION Release)",
         *(f'set(CMAKE_{language}_FLAGS_INIT "{compile_words} ${{OPENCOTI_PREFIX_MAPS}}")' for language in ("C", "CXX")),
-        *(f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "{link_words}")' for kind in ("EXE", "SHARED", "MODULE")),
+        *(f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "{" ".join(words)}")' for kind, words in link.items()),
         "# Archives without times and owners; the index is written at once, so ranlib is not needed.",
         *(
             f'set(CMAKE_{language}_ARCHIVE_{step} "{command}")'

@@ -334,6 +334,13 @@ def test_an_unsupported_target_and_a_strange_base_are_refused(lab: Lab) -> None:
     assert lab.calls == []
 
 
+@pytest.mark.parametrize("name", ["a$b", "a;b", "a`b", "a#b"])
+def test_a_folder_that_cmake_cannot_build_in_is_said(lab: Lab, name: str) -> None:
+    with pytest.raises(BuildError, match="another folder"):
+        lab.build(build_root=lab.root / name)
+    assert lab.calls == []
+
+
 def test_two_runs_do_not_build_in_one_directory(lab: Lab) -> None:
     with files.lock(lab.root / "build" / "components" / ".linux-x86_64-stand-in.lock"), pytest.raises(BusyError):
         lab.build()

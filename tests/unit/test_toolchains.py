@@ -110,6 +110,7 @@ def test_every_difference_of_a_target_is_in_the_data_of_its_key() -> None:
         "cmake": {"A": "B"},
         "compile": ("-x",),
         "link": ("-y",),
+        "link_program": ("-z",),
         "rewrite": {},
         "presets": {},
     }
