@@ -128,7 +128,8 @@ def new(c: Context, number: str, title: str, tree: str = "") -> None:
 def edit(c: Context, number: str, tree: str = "") -> None:
     """Put the work tree at a patch, for editing it."""
     place = _place(c, tree)
-    _report(place, place.workspace.apply(to=_number(number)))
+    wanted = place.folder.load().find(_number(number))
+    _report(place, place.workspace.apply(to=wanted.number))
     place.made.console.success(f"edit in {place.tree}, then run 'invoke patches refresh'")
 
 

@@ -97,7 +97,8 @@ class Workspace:
             self._no_foreign_commits(git, state)
             series, base = self.folder.load(), self.base.identified()
             self._same_base(series, base)
-            wanted = series.patches if to is None else () if to == 0 else tuple(patch for patch in series.patches if patch.number <= series.find(to).number)
+            last = 9999 if to is None else series.find(to).number if to else 0
+            wanted = tuple(patch for patch in series.patches if patch.number <= last)
             rebased = (state.base_label, state.base_tree) != (base.label, base.tree_id)
             kept = 0 if rebased else _common(state.applied, wanted)
             if not rebased and kept == len(wanted) == len(state.applied):

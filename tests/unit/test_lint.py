@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from series_lab import Lab, body, make_lab, write_tree
+from series_lab import Lab, body, copy_lab, make_lab, write_tree
 
 from opencoti_build import lint as linting
 from opencoti_build.errors import PatchError
@@ -147,12 +147,17 @@ def test_file_names() -> None:
 # ---- the folder -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    lab = make_lab(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lab = make_lab(tmp_path_factory.mktemp("lint"))
     lab.add(10, "one: a file", lambda tree: write_tree(tree, {"src/opencoti/a.c": b"int a;\n"}))
     lab.add(20, "two: a file", lambda tree: write_tree(tree, {"src/opencoti/b.c": b"int b;\n"}))
-    return lab
+    return lab.root
+
+
+@pytest.fixture
+def lab(tmp_path: Path, made: Path) -> Lab:
+    return copy_lab(made, tmp_path)
 
 
 def folder_findings(lab: Lab) -> list[tuple[str, str]]:

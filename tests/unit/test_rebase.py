@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from series_lab import ARGS, HEADER, LINES, Lab, commits, hook, insert, make_lab, plain_git, write_tree
+from series_lab import ARGS, HEADER, LINES, Lab, commits, copy_lab, hook, make_lab, plain_git, write_tree
 
 from opencoti_build.archives import tree_digest
 from opencoti_build.errors import PatchError, UsageError
@@ -56,11 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lab(tmp_path: Path, made: Path) -> Lab:
-    import io
-    import subprocess
-
-    subprocess.run(["cp", "-a", f"{made}/.", tmp_path], check=True)
-    return Lab(tmp_path, io.StringIO())
+    return copy_lab(made, tmp_path)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import signal
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from series_lab import LINES, Lab, commits, hook, insert, make_lab, plain_git, write_tree
+from series_lab import LINES, Lab, commits, copy_lab, hook, insert, make_lab, plain_git, write_tree
 
 from opencoti_build import files, patchfile
 from opencoti_build.archives import tree_digest
@@ -43,8 +42,7 @@ def made_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def series(tmp_path: Path, made_series: Path) -> Lab:
     """Three patches: two on one file, one with a new file; applied to a work tree."""
-    subprocess.run(["cp", "-a", f"{made_series}/.", tmp_path], check=True)
-    return Lab(tmp_path, io.StringIO())
+    return copy_lab(made_series, tmp_path)
 
 
 def names(lab: Lab) -> list[str]:

@@ -1,0 +1,139 @@
+"""``invoke patches``: the commands as typed, their output and their exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from invoke import Collection
+from invoke.program import Program
+from series_lab import LINES, Lab, body, insert, make_lab, write_tree
+
+from opencoti_build.cli import patches
+from opencoti_build.cli.common import CommandContext
+from opencoti_build.cli.spaced import add_group, install
+from opencoti_build.project import Project
+from opencoti_build.runner import SystemRunner
+
+ROOT = Path(__file__).parents[2]
+
+
+class Shell:
+    """Types commands at the program; ``tree`` is where its work tree lies."""
+
+    def __init__(self, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+        self.lab, self.capsys = lab, capsys
+        self.tree = lab.root / "build" / "src" / "llama.cpp"
+        install()
+        root = Collection()
+        add_group(root, Collection("patches", *patches.ns.tasks.values()))
+        self.program = Program(namespace=root, name="invoke", binary="invoke")
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, standard output, and what a person was told."""
+        self.lab.output.truncate(0)
+        self.lab.output.seek(0)
+        code = 0
+        try:
+            self.program.run(["invoke", "patches", *words])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = self.capsys.readouterr()
+        return code, printed.out, self.lab.output.getvalue() + printed.err
+
+
+@pytest.fixture
+def shell(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    lab = make_lab(tmp_path)
+    (lab.root / "vendors").mkdir()
+    (lab.root / "vendors" / "llama.cpp.yaml").write_bytes((ROOT / "vendors" / "llama.cpp.yaml").read_bytes())
+    made = CommandContext(Project(lab.root), lab.console, SystemRunner(), lab.cache, offline=True, dry_run=False)
+    monkeypatch.setattr(patches, "context", lambda c: made)
+    monkeypatch.setattr(patches, "_base", lambda made, pin: lab.base(pin.version))
+    return Shell(lab, capsys)
+
+
+def test_from_nothing_to_a_patch_that_holds(shell: Shell) -> None:
+    assert shell("status")[2].strip().endswith("next: invoke patches new NUMBER TITLE")
+    code, out, told = shell("new", "10", "one: hook")
+    file = Path(out.strip())
+    assert code == 0 and file.name == "0010-one-hook.patch" and "invoke patches refresh" in told
+    text = file.read_text()
+    insert(shell.tree / "src/core.c", "line 5", "hook\n")
+    assert shell("refresh")[0] == 0
+    code, out, told = shell("lint")
+    assert code == 22 and "message-section" in out
+    file.write_text(text[: text.index("Why:")] + body() + file.read_text()[file.read_text().index("\n---\n") :])
+    assert shell("apply")[0] == 0 and shell("export")[0] == 0
+    assert shell("lint")[0] == 0 and shell("check")[0] == 0
+    code, out, told = shell("apply")
+    assert code == 0 and "already applied: 1 patches" in told
+    data = json.loads(shell("status", "--json")[1])
+    assert data["patches"][0]["state"] == "applied (clean)" and data["patches"][0]["current"] and data["next"] == ""
+    assert "one: hook" in shell("status")[1]
+
+
+def test_conflict_by_command(shell: Shell) -> None:
+    assert shell("apply", "--continue")[0] == 21  # no work tree yet
+    assert shell("apply")[0] == 0
+    assert shell("apply", "--continue")[0] == 2 and shell("apply", "--abort")[0] == 2
+    shell("new", "10", "one: x")
+    insert(shell.tree / "src/core.c", "line 5", "one\n")
+    shell("refresh")
+    shell("new", "20", "two: x")
+    insert(shell.tree / "src/core.c", "one", "two\n")
+    shell("refresh")
+    assert shell("edit", "10")[0] == 0
+    core = shell.tree / "src/core.c"
+    core.write_text(LINES.replace("line 5\n", "line 5\nanother\n"))
+    code, _, told = shell("refresh")
+    assert code == 21 and "invoke patches apply --continue" in told
+    assert shell("check")[0] == 21
+    core.write_text(LINES.replace("line 5\n", "line 5\nanother\ntwo\n"))
+    assert shell("apply", "--continue")[0] == 0
+    assert shell("check")[0] == 0
+    assert shell("move", "20", "30")[0] == 0 and shell("drop", "30")[0] == 0
+    assert shell.lab.folder.names() == ["0010-one-x.patch"]
+
+
+def test_words_that_are_off(shell: Shell) -> None:
+    assert shell("new", "ten", "one: x")[0] == 2
+    assert shell("new", "10", "no area")[0] == 2
+    assert shell("apply", "--merge", "--to", "3")[0] == 2
+    assert shell("export", "--from-repo", "x")[0] == 2
+    assert shell("edit", "5")[0] == 3 and shell("edit", "0")[0] == 3 and shell("apply", "--to", "5")[0] == 3
+    assert shell("apply")[0] == 0 and shell("refresh")[0] == 21  # nothing is applied that could take edits
+
+
+def test_damaged_files_are_one_sentence(shell: Shell) -> None:
+    write_tree(shell.lab.folder.path, {"series.yaml": b"\xff\xfe"})
+    for words in (["status"], ["apply"], ["check"]):
+        code, _, told = shell(*words)
+        assert code == 3 and "series.yaml" in told and "Traceback" not in told
+    assert shell("lint")[0] == 22
+
+
+def test_rehearsal_and_bisection(shell: Shell) -> None:
+    for number, name in (("10", "good"), ("20", "bad")):
+        shell("new", number, f"{name}: x")
+        write_tree(shell.tree, {f"src/opencoti/{name}.c": b"x\n"})
+        shell("refresh")
+    newer = shell.lab.new_upstream({"src/opencoti/good.c": b"x\n"})
+    code, out, told = shell("rebase", "--to", "b2", "--source", str(newer.locate()))
+    assert code == 0 and "absorbed" in out and "1 clean, 1 absorbed" in told
+    data = json.loads(shell("rebase", "--to", "b2", "--source", str(newer.locate()), "--json")[1])
+    assert [patch["outcome"] for patch in data["patches"]] == ["absorbed", "clean"]
+    code, out, told = shell("bisect", "--run", "test ! -e src/opencoti/bad.c")
+    assert code == 21 and out.strip() == "0020-bad-x.patch"
+    assert shell("bisect", "--run", "true")[0] == 0
+
+
+def test_every_command_explains_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, patches.__name__)  # invoke uses the texts up when it makes arguments of them
+    for task in importlib.import_module(patches.__name__).ns.tasks.values():
+        assert task.__doc__
+        for argument in task.get_arguments():
+            assert argument.help, (task.name, argument.name)
