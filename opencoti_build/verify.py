@@ -237,10 +237,14 @@ class _Verification:
         host_size = index["host"]["size"] if index else 0
         measured = self._measure(directory, archive_end, host_size)
         self._check_hashes(measured)
+        if index is not None and not 0 < host_size <= self.size:
+            self.host.bad(f"{container.INDEX_NAME} says that the host block has {host_size} bytes, of a file that has {self.size}")
         subject = None
-        if directory is not None and index is not None and not scan.findings and measured.complete and 0 < host_size <= self.size:
+        if directory is not None and index is not None and not scan.findings and measured.complete and not self.host.problems:
             subject = self._subject(directory, index, measured)
         if subject is None:
+            if not any(row.problems for row in self.rows):
+                self.structure.bad("its entries cannot be read to their ends")
             if directory is not None:
                 self._check_checksums(directory, measured)
             for row in (self.entries, self.host, self.version, self.binaries, self.floor):
