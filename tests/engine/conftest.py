@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from opencoti_build import assemble
+from opencoti_build import assemble, variants
 from opencoti_build.cache import Cache, default_root
 from opencoti_build.cli.common import CommandContext
 from opencoti_build.console import Console
@@ -45,31 +45,31 @@ def workshop(pytestconfig: pytest.Config) -> CommandContext:
 @pytest.fixture(scope="session")
 def engine(workshop: CommandContext) -> Path:
     """The engine program for this machine, cross-compiled as in the single file."""
-    return from_environment("OPENCOTI_TEST_ENGINE") or assemble.engine(workshop, NATIVE_TARGET).program
+    return from_environment("OPENCOTI_TEST_ENGINE") or assemble.engine(workshop, NATIVE_TARGET).program_path
 
 
 @pytest.fixture(scope="session")
 def libraries(workshop: CommandContext) -> Path:
     """The directory with the CPU libraries of that engine."""
-    return from_environment("OPENCOTI_TEST_LIBRARIES") or assemble.engine(workshop, NATIVE_TARGET).program.parent
+    return from_environment("OPENCOTI_TEST_LIBRARIES") or assemble.engine(workshop, NATIVE_TARGET).directory
 
 
 @pytest.fixture(scope="session")
 def universal(workshop: CommandContext) -> Path:
     """The single file with all systems inside."""
-    return from_environment("OPENCOTI_TEST_UNIVERSAL") or assemble.artifact(workshop, "universal").path
+    return from_environment("OPENCOTI_TEST_UNIVERSAL") or assemble.artifact(workshop, variants.load(workshop.project.variants)["universal"]).path
 
 
 @pytest.fixture(scope="session")
 def patched(workshop: CommandContext) -> Path:
     """The patched engine, built by this machine's compiler for this machine's processor."""
-    return assemble.engine(workshop, "native", toolchain="native").program
+    return assemble.engine(workshop, "native", toolchain="native").program_path
 
 
 @pytest.fixture(scope="session")
 def vanilla(workshop: CommandContext) -> Path:
     """The unpatched base, built the same way."""
-    return assemble.engine(workshop, "native", toolchain="native", pristine=True).program
+    return assemble.engine(workshop, "native", toolchain="native", pristine=True).program_path
 
 
 @pytest.fixture(scope="session")
