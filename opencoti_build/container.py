@@ -408,7 +408,7 @@ def _check_limit(out: Path, total: int, sources: Sequence[_Source]) -> int:
 def _planned_size(engine: str, host: Host, sources: Sequence[_Source]) -> int:
     """The finished file's size; the index has the same length whatever the hash in it is."""
     laid_out, end = _layout(host, len(_index_bytes(engine, host, "0" * 64, sources)), 0, sources)
-    return end + len(zipformat.directory_bytes([*host.entries, *laid_out], end))
+    return end + len(zipformat.directory_bytes([*host.entries, *laid_out], end, comment=engine.encode()))
 
 
 def _layout(host: Host, index_size: int, index_crc: int, sources: Sequence[_Source]) -> tuple[list[Entry], int]:
@@ -451,7 +451,8 @@ def _write(
                 sink.copy(source, entry.compressed_size, sources[number - 1].entry.path)
                 if source.read(1):
                     raise ContainerError(f"{sources[number - 1].entry.path} became longer while it was copied: run the same command again.")
-        sink.write(zipformat.directory_bytes([*host.entries, *laid_out], end))
+        # The engine's name as comment; with one, file(1) calls a Windows program that carries a ZIP a program, without it a ZIP.
+        sink.write(zipformat.directory_bytes([*host.entries, *laid_out], end, comment=engine.encode()))
         sha256 = sink.digest()
     finally:
         sink.close()

@@ -92,6 +92,10 @@ def test_universal_host_with_payload(host: Path, payload: list[PayloadEntry], tm
         if row.method == 0:
             assert data[row.data_offset : row.data_offset + row.size] == members[row.name]
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+    with zipfile.ZipFile(out) as archive:
+        assert archive.comment == ENGINE.encode()
+    if shutil.which("file"):
+        assert "PE32+ executable" in subprocess.run(["file", "-b", str(out)], capture_output=True, text=True, check=True).stdout
 
 
 def test_index_is_the_first_entry_behind_the_host(host: Path, payload: list[PayloadEntry], tmp_path: Path) -> None:
