@@ -99,11 +99,8 @@ def build(git: Git, commit: str, patches: Iterable[PatchFile], *, merge: bool = 
     return Chain(base, base_tree, tuple(links), None, tuple(left_out))
 
 
-def export_commit(git: Git, parent: str, commit: str, *, number: int | None = None, diff: Git | None = None) -> PatchFile:
-    """The patch file of a commit. The number is the commit's own (see ``patchfile.take_number``) unless given.
-
-    ``diff`` is the repository that writes the differences, if not the one that holds the commit.
-    """
+def export_commit(git: Git, commit: str, *, number: int | None = None) -> PatchFile:
+    """The patch file of a commit. The number is the commit's own (see ``patchfile.take_number``) unless given."""
     try:
         own, message = patchfile.take_number(git.message(commit))
     except DataError as error:
@@ -113,7 +110,7 @@ def export_commit(git: Git, parent: str, commit: str, *, number: int | None = No
         raise DataError(
             f"Commit {commit[:12]} '{message.subject}' has no number: start its subject with four digits ('0010 area: sentence'), add a line 'Number: 0010', or give --numbers."
         )
-    return patchfile.make(number, message, (diff or git).diff(git.tree_of(parent), git.tree_of(commit)))
+    return patchfile.make(number, message, git.diff(f"{commit}^", commit))
 
 
 @contextlib.contextmanager
@@ -232,7 +229,7 @@ def export_repository(folder: SeriesFolder, repository: Path, base_revision: str
                 raise DataError(f"Commit {commit[:12]} in {repository} is a merge: a series is a line of commits, rebase it first.")
             own, message = patchfile.take_number(git.message(commit))
             number = own or known.get(message.subject) or (waiting.pop(0) if waiting else None)
-            patch = export_commit(git, parents[0], commit, number=number)
+            patch = export_commit(git, commit, number=number)
             if patch.number in found:
                 raise DataError(f"Two commits have the number {patch.number:04d} ('{found[patch.number].title}' and '{patch.title}'): squash them or renumber one.")
             found[patch.number] = patch

@@ -48,8 +48,7 @@ def check(folder: SeriesFolder, base: BaseTree, cache: Cache) -> Check:
         for link in chain.links:
             if link.outcome is not Outcome.CLEAN:
                 problems.append(Problem(link.patch.name, f"fits with an {link.outcome.value} only ({link.attempt.note})", "invoke patches apply, then invoke patches export --force"))
-            parent = git.text("rev-parse", f"{link.commit}^")
-            written = export_commit(git, parent, link.commit)
+            written = export_commit(git, link.commit)
             if written.name != link.patch.name:
                 problems.append(Problem(link.patch.name, f"would be exported as {written.name}", "invoke patches lint --fix"))
             if written.data != link.patch.data:

@@ -199,7 +199,7 @@ class Workspace:
             for commit in git.commits(state.base_commit, head):
                 if git.text("rev-list", "--parents", "-n", "1", commit).split()[1:] != [git.text("rev-parse", f"{commit}^")]:
                     raise PatchError(f"Commit {commit[:12]} is a merge: a series is a line of commits.")
-                patch = export_commit(git, git.text("rev-parse", f"{commit}^"), commit)
+                patch = export_commit(git, commit)
                 if entries and patch.number <= entries[-1].number:
                     raise PatchError(f"'{patch.title}' has number {patch.number:04d}, but follows {entries[-1].number:04d}: numbers have to rise along the commits.")
                 own = git.commit(git.tree_of(commit), parent, patch.message.text(patch.number))
@@ -215,7 +215,7 @@ class Workspace:
                 parent = own
             gone = {entry.number for entry in state.applied} - {entry.number for entry in entries}
             remove = tuple(on_disk[number].name for number in sorted(gone) if number in on_disk)
-            whole = not any(number > (entries[-1].number if entries else 0) and number not in gone for number in on_disk)
+            whole = set(on_disk) - gone <= {entry.number for entry in entries}
             write = Write(tuple(writes), remove, git.tree_of(parent) if whole else "")
             self._save(replace(state, applied=tuple(entries), move=Move(parent, parent, adopt=True), write=write))
             self._settle(git)
@@ -436,7 +436,7 @@ class Workspace:
         for link in chain.links:
             entry = _entry(link)
             if write_back:
-                patch = export_commit(git, git.text("rev-parse", f"{link.commit}^"), link.commit)
+                patch = export_commit(git, link.commit)
                 if patch.data != link.patch.data or patch.name != link.patch.name:
                     writes.append((link.patch.number, link.commit))
                     entry = replace(entry, name=patch.name, sha256=patch.sha256)
@@ -559,7 +559,7 @@ class Workspace:
         assert write is not None
         written = set()
         for number, commit in write.commits:
-            patch = export_commit(git, git.text("rev-parse", f"{commit}^"), commit, number=number)
+            patch = export_commit(git, commit, number=number)
             self.folder.write(patch)
             written.add(patch.name)
         for name in write.remove:
@@ -648,7 +648,7 @@ class Workspace:
         if same and not later:
             return self._applied(git, state, series.patches[: len(state.applied)], changed=False)
         commit = git.commit(tree, parent, patch.message.text(number))
-        fresh = export_commit(git, parent, commit)
+        fresh = export_commit(git, commit)
         rebase = state.mode is Mode.REBASE
         outcome = conflict.outcome if conflict is not None else Outcome.CLEAN.value
         entry = Entry(number, patch.name if rebase else fresh.name, patch.sha256 if rebase else fresh.sha256, commit, outcome)
@@ -678,7 +678,7 @@ class Workspace:
         """Write all patches as they are on the new base; the ones it has already go."""
         writes, entries = [], []
         for entry in state.applied:
-            patch = export_commit(git, git.text("rev-parse", f"{entry.commit}^"), entry.commit)
+            patch = export_commit(git, entry.commit)
             writes.append((entry.number, entry.commit))
             entries.append(replace(entry, name=patch.name, sha256=patch.sha256))
         for name in state.left_out:
@@ -707,7 +707,7 @@ class Workspace:
             )
         writes, entries = [], list(state.applied[:kept])
         for link in chain.links:
-            patch = export_commit(git, git.text("rev-parse", f"{link.commit}^"), link.commit)
+            patch = export_commit(git, link.commit)
             writes.append((patch.number, link.commit))
             entries.append(replace(_entry(link), name=patch.name, sha256=patch.sha256))
             if link.outcome is Outcome.ABSORBED:
