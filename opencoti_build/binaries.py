@@ -235,6 +235,12 @@ def version_key(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
+def version_order(text: str) -> tuple[int, ...]:
+    """Sorts ``GLIBC_x.y`` names; any other name (``GLIBC_PRIVATE``) comes after all of them."""
+    match = _GLIBC.fullmatch(text)
+    return version_key(match[1]) if match else (1 << 30,)
+
+
 def glibc_floor(binary: Binary) -> VersionNeed | None:
     """The highest ``GLIBC_x.y`` version the file needs, with the symbols that need it; None when it needs none."""
     needs = [(version_key(match[1]), need) for need in binary.versions if (match := _GLIBC.fullmatch(need.version))]

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -131,7 +132,7 @@ def inspect_host(path: Path, *, replace: bool = False) -> Host:
         return _without_payload(path, stream, scan.directory, index)
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
@@ -282,13 +283,13 @@ class _Sink:
             self._digest.update(memoryview(buffer)[:count])
             self._free.put(buffer)
 
-    def copy(self, source: IO[bytes], count: int, name: Path) -> None:
+    def copy(self, source: BufferedReader, count: int, name: Path) -> None:
         """Copy exactly ``count`` bytes from ``source``."""
         left = count
         while left:
             buffer = self._free.get()
             view = memoryview(buffer)[: min(left, _BLOCK)]
-            got = source.readinto(view)  # type: ignore[attr-defined]
+            got = source.readinto(view)
             if not got:
                 raise ContainerError(f"{name} became shorter while it was copied: run the same command again.")
             self.stream.write(view[:got])
@@ -474,11 +475,11 @@ def _row(entry: Entry, sha256: str, component: str, build: str, *, in_host: bool
     )
 
 
-def _host_entry(stream: IO[bytes], entry: Entry, host: Host) -> AssembledEntry:
+def _host_entry(stream: BinaryIO, entry: Entry, host: Host) -> AssembledEntry:
     sha256 = host.known.get(entry.name)
     if sha256 is None:
         digest = hashlib.sha256()
-        for block in content(stream, entry):  # type: ignore[arg-type]
+        for block in content(stream, entry):
             digest.update(block)
         sha256 = digest.hexdigest()
     return _row(entry, sha256, "host", "", in_host=True)

@@ -93,13 +93,17 @@ class Report:
         """VERIFIED when no row failed."""
         return Outcome.FAILED if self.failed else Outcome.VERIFIED
 
-    def raise_for_failure(self) -> None:
-        """Raise the error of the first failed row, all problems in its details; does nothing when all is well."""
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every problem of every failed row, in order."""
+        return tuple(f"{check.name}: {problem}" for check in self.failed for problem in check.problems)
+
+    def raise_for_failure(self, *, details: bool = True) -> None:
+        """Raise the error of the first failed row, with the other problems as its details; does nothing when all is well."""
         if not self.failed:
             return
         first = self.failed[0]
-        problems = [f"{check.name}: {problem}" for check in self.failed for problem in check.problems]
-        raise first.error(f"{self.path.name} is not what it claims to be: {first.problems[0]}.", details="\n".join(problems[1:]))
+        raise first.error(f"{self.path.name} is not what it claims to be: {first.problems[0]}.", details="\n".join(self.problems[1:]) if details else "")
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -119,8 +123,11 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Print the table; the final line is for success only, a failure's line is its error."""
+        """Print the table, then what did not fit into it. The final line is for success only; a failure's is its error."""
         console.table(self.path.name, ["check", "state", "detail"], [[check.name, check.state.value, check.detail] for check in self.checks])
+        if any(len(check.problems) > 1 for check in self.failed):
+            for problem in self.problems:
+                console.info(f"  {problem}")
         if self.outcome is Outcome.VERIFIED:
             skipped = sum(check.state is State.SKIPPED for check in self.checks)
             more = f", {skipped} could not be made (see above)" if skipped else ""
@@ -242,7 +249,7 @@ class _Verification:
         subject = None
         if directory is not None and index is not None and not scan.findings and measured.complete and not self.host.problems:
             subject = self._subject(directory, index, measured)
-        if subject is None:
+        if subject is None or directory is None:
             if not any(row.problems for row in self.rows):
                 self.structure.bad("its entries cannot be read to their ends")
             if directory is not None:
@@ -308,7 +315,9 @@ class _Verification:
         whole = onepass.PrefixHash([self.size] if self.certificate else [self.size, host_size])
         unsigned = onepass.PrefixHash([archive_end, host_size], _unsigned_fields(self.head)) if self.certificate else None
         hashes, sums = onepass.RangeHashes(ranges), onepass.RangeChecksums(ranges)
-        consumers: list[onepass.Consumer] = [whole, hashes, sums] + ([unsigned] if unsigned else [])
+        consumers: list[onepass.Consumer] = [whole, hashes, sums]
+        if unsigned is not None:
+            consumers.append(unsigned)
         with self.console.progress(f"reading {self.path.name}", self.size, unit="bytes") as meter:
             onepass.run(self.stream, consumers, advance=meter.advance)
         if self.size not in whole.digests:
@@ -390,7 +399,8 @@ class _Verification:
             else:
                 self.structure.bad(f"bytes {start} to {end} belong to no entry")
         count = len(subject.directory.entries)
-        self.structure.good(f"{count} entr{'y' if count == 1 else 'ies'}, headers agree, nothing behind the end record" if not self.certificate else f"{count} entries, headers agree")
+        behind = "" if self.certificate else ", nothing behind the end record"
+        self.structure.good(f"{count} entr{'y' if count == 1 else 'ies'}, headers agree{behind}")
 
     def _check_checksums(self, directory: zipformat.Directory, measured: _Measured) -> None:
         for entry in directory.entries:
@@ -537,10 +547,9 @@ class _Verification:
     def _check_floor(self, name: str, binary: binaries.Binary, rules: Rules) -> None:
         if binary.format is not binaries.Format.ELF:
             return
-        above = binaries.above_glibc(binary, rules.glibc)
-        for need in above:
-            symbols = ", ".join(need.symbols[:5]) + (f" and {len(need.symbols) - 5} more" if len(need.symbols) > 5 else "")
-            self.floor.bad(f"{name} needs {need.version} ({symbols or 'no symbol named'}), the floor is {rules.glibc}")
+        above = sorted(binaries.above_glibc(binary, rules.glibc), key=lambda need: binaries.version_order(need.version), reverse=True)
+        if above:
+            self.floor.bad(f"{name} needs {', '.join(_need(need) for need in above)}; the floor is {rules.glibc}")
         highest = binaries.glibc_floor(binary)
         self.floor.good()
         if highest is not None and not above:
@@ -548,7 +557,7 @@ class _Verification:
             best = [text for text in self.floor.notes if text.startswith("at most")]
             if not best:
                 self.floor.notes.append(note)
-            elif binaries.version_key(best[0].split("GLIBC_")[1].split(",")[0]) < binaries.version_key(highest.version.removeprefix("GLIBC_")):
+            elif binaries.version_order(best[0].split()[2].rstrip(",")) < binaries.version_order(highest.version):
                 self.floor.notes[self.floor.notes.index(best[0])] = note
 
     def _run(self, engine: str, *, native: bool, wine: bool, failed: bool) -> Check:
@@ -648,6 +657,11 @@ def _launcher_problems(subject: _Subject) -> Iterator[str]:
         yield f"the launcher extracts a program at byte {offset} (sha256 {sha256}) that is not among the entries"
     for offset, _, sha256 in sorted(listed - found):
         yield f"the launcher knows nothing of the program at byte {offset} (sha256 {sha256})"
+
+
+def _need(need: binaries.VersionNeed) -> str:
+    symbols = ", ".join(need.symbols[:5]) + (f" and {len(need.symbols) - 5} more" if len(need.symbols) > 5 else "")
+    return f"{need.version} ({symbols or 'no symbol named'})"
 
 
 def _finds(view: mmap.mmap, needle: bytes, start: int, end: int) -> bool:

@@ -143,7 +143,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def crc32(data: bytes, value: int = 0) -> int:
+def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """ZIP's CRC-32 of ``data``, continued from ``value``."""
     return zlib.crc32(data, value) & MAX32
 
@@ -371,7 +371,7 @@ def _with_zip64(stream: BinaryIO, end: _End, findings: list[str]) -> _End | None
         findings.append("the archive claims to span several disks")
         return None
     for short, long, limit in ((end.count, total, MAX16), (end.size, size, MAX32), (end.offset, offset, MAX32)):
-        if short != limit and short != long:
+        if short not in (limit, long):
             findings.append("the zip64 end record contradicts the end record")
             return None
     return _End(end.position, at, total, size, offset, end.comment, True)
@@ -422,12 +422,14 @@ def _read_central(data: bytes, end: _End, findings: list[str]) -> list[Entry] | 
         wide = fields.get(ZIP64_EXTRA, b"")
         values = []
         for value in (size, packed, offset):
-            if value == MAX32 and ZIP64_EXTRA in fields:
-                if len(wide) < 8:
-                    findings.append(f"the zip64 field of entry {label} is too short")
-                    return None
-                value, wide = struct.unpack_from("<Q", wide)[0], wide[8:]
-            values.append(value)
+            if value != MAX32 or ZIP64_EXTRA not in fields:
+                values.append(value)
+                continue
+            if len(wide) < 8:
+                findings.append(f"the zip64 field of entry {label} is too short")
+                return None
+            values.append(struct.unpack_from("<Q", wide)[0])
+            wide = wide[8:]
         size, packed, offset = values
         if flags & 1:
             findings.append(f"entry {label} is encrypted")

@@ -38,7 +38,7 @@ def artifact(c: Context, file: str, manifest: str = "", pins: str = "", run: boo
         print(json_module.dumps(report.to_dict(), indent=1))
     else:
         report.show(here.console)
-    report.raise_for_failure()
+    report.raise_for_failure(details=False)
 
 
 ns = Collection("verify")
