@@ -143,8 +143,10 @@ def sha256_file(path: Path, *, progress: Callable[[int], None] | None = None) ->
 
 
 @contextlib.contextmanager
-def lock(path: Path, *, wait_seconds: float = 0.0, what: str = "this") -> Iterator[None]:
+def lock(path: Path, *, wait_seconds: float = 0.0, what: str = "this") -> Iterator[IO[bytes]]:
     """Hold an exclusive advisory lock on ``path``; the kernel drops it when the process dies, however it dies.
+
+    Yields the locked file: a child that inherits it holds the lock as well, for as long as it lives.
 
     Raises BusyError when another process still holds it after ``wait_seconds``.
     """
@@ -157,7 +159,7 @@ def lock(path: Path, *, wait_seconds: float = 0.0, what: str = "this") -> Iterat
             if time.monotonic() >= deadline:
                 raise BusyError(f"Another run is busy with {what} (lock {path}): wait for it, or end it.")
             time.sleep(0.1)
-        yield
+        yield stream
 
 
 if os.name == "nt":  # pragma: no cover - exercised on Windows only

@@ -15,7 +15,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import GitError
@@ -174,8 +174,8 @@ class Git:
     git_dir: Path
     work_tree: Path | None = None
     index: Path | None = None
-    program: str = "git"
-    extra: Mapping[str, str] = field(default_factory=dict)
+    holding: tuple[int, ...] = ()
+    """File descriptors that git inherits: of a lock, so that it stays locked until the last git of a killed run has ended."""
 
     # ---- making and opening -------------------------------------------------------------------------------------------------
 
@@ -233,11 +233,11 @@ class Git:
 
     def with_index(self, index: Path) -> Git:
         """The same repository with a private index."""
-        return Git(self.git_dir, self.work_tree, index, self.program, self.extra)
+        return replace(self, index=index)
 
     def with_work_tree(self, work_tree: Path) -> Git:
         """The same repository with another folder as work tree."""
-        return Git(self.git_dir, work_tree, self.index, self.program, self.extra)
+        return replace(self, work_tree=work_tree)
 
     @contextlib.contextmanager
     def scratch_index(self, tree: str | None = None) -> Iterator[Git]:
@@ -252,18 +252,14 @@ class Git:
 
     def run(self, *words: str | Path, input: bytes | None = None, check: bool = True, config: Sequence[str] = ()) -> Completed:
         """Run ``git WORDS``. With ``check`` a non-zero exit raises GitError with git's own words as details."""
-        argv = (self.program, *_flags(config), *(str(word) for word in words))
+        argv = ("git", *_flags(config), *(str(word) for word in words))
         env = environment(self.git_dir, self.work_tree)
         if self.index is not None:
             env["GIT_INDEX_FILE"] = str(self.index)
-        env.update(self.extra)
         try:
+            # An empty input and none are the same to git: neither leaves the terminal for it to read.
             done = subprocess.run(
-                argv,
-                env=env,
-                cwd=self.work_tree or self.git_dir,
-                capture_output=True,
-                **({"stdin": subprocess.DEVNULL} if input is None else {"input": input}),
+                argv, env=env, cwd=self.work_tree or self.git_dir, capture_output=True, input=input or b"", pass_fds=self._inherited
             )
         except OSError as error:
             raise GitError(f"Cannot run git in {self.work_tree or self.git_dir}: {error.strerror or error}.") from error
@@ -272,9 +268,13 @@ class Git:
             raise GitError(f"git {words[0]} failed in {self.work_tree or self.git_dir}.", details=result.stderr or result.text)
         return result
 
+    @property
+    def _inherited(self) -> tuple[int, ...]:
+        return self.holding if os.name != "nt" else ()
+
     def feed(self, *words: str | Path, pieces: Iterable[bytes]) -> None:
         """Run ``git WORDS`` with ``pieces`` on its standard input, one after the other; for input too large to hold at once."""
-        argv = (self.program, *_flags(()), *(str(word) for word in words))
+        argv = ("git", *_flags(()), *(str(word) for word in words))
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 argv, env=environment(self.git_dir, self.work_tree), cwd=self.git_dir, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors

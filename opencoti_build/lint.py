@@ -62,7 +62,14 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"rule": self.rule.id, "severity": self.rule.severity.value, "file": self.file, "line": self.line, "what": self.what, "advice": self.rule.advice}
+        return {
+            "rule": self.rule.id,
+            "severity": self.rule.severity.value,
+            "file": self.file,
+            "line": self.line,
+            "what": self.what,
+            "advice": self.rule.advice,
+        }
 
 
 def _rule(name: str, severity: Severity, asks: str, advice: str) -> Rule:
@@ -87,14 +94,30 @@ EMPTY = _rule("empty", _E, "a patch changes something", "edit and invoke patches
 ABSORBED = _rule("absorbed", _E, "the tree does not have the change already", "invoke patches drop NUMBER")
 SPACE_ONLY = _rule("white-space-only", _E, "no hunk that changes white space alone", "take the hunk out: invoke patches edit NUMBER, then refresh")
 TRAILING = _rule("trailing-space", _E, "no added line ends in white space", "strip it: invoke patches edit NUMBER, then refresh")
-SECTION = _rule("message-section", _E, "the message has every section, with text", "write it at the top of the patch file, then invoke patches refresh")
-SUBJECT = _rule("message-subject", _E, f"the subject reads 'area: what it does', at most {SUBJECT_LENGTH} characters", "word it at the top of the patch file, then invoke patches apply and export")
+SECTION = _rule(
+    "message-section", _E, "the message has every section, with text", "write it at the top of the patch file, then invoke patches refresh"
+)
+SUBJECT = _rule(
+    "message-subject",
+    _E,
+    f"the subject reads 'area: what it does', at most {SUBJECT_LENGTH} characters",
+    "word it at the top of the patch file, then invoke patches apply and export",
+)
 MESSAGE_SPACE = _rule("message-space", _E, "no line of the message ends in white space", "strip it at the top of the patch file")
 CONTEXT_LINES = _rule("context", _E, f"at most {CONTEXT} line of context", "invoke patches apply, then invoke patches export --force")
 OUTSIDE = _rule("path-outside", _E, "every path lies in the tree", "take the file out of the patch")
-FORM = _rule("form", _E, "header and index lines as exported: fixed author and date, full object ids, no renames", "invoke patches apply, then invoke patches export --force")
-PLACE = _rule("new-code-place", _W, f"new files lie in folders called {OWN} or have it in their name", f"move the code to an {OWN} folder near its users")
-HOOK = _rule("large-hook", _W, f"a hunk in an upstream file adds at most {HOOK_LINES} lines", "move the code to a file of ours and leave a one-line hook")
+FORM = _rule(
+    "form",
+    _E,
+    "header and index lines as exported: fixed author and date, full object ids, no renames",
+    "invoke patches apply, then invoke patches export --force",
+)
+PLACE = _rule(
+    "new-code-place", _W, f"new files lie in folders called {OWN} or have it in their name", f"move the code to an {OWN} folder near its users"
+)
+HOOK = _rule(
+    "large-hook", _W, f"a hunk in an upstream file adds at most {HOOK_LINES} lines", "move the code to a file of ours and leave a one-line hook"
+)
 
 LOADING = (UNREADABLE, UNLISTED, MISSING, NUMBER, NAME)
 """Rules without which a series cannot be loaded."""
@@ -316,7 +339,9 @@ def absorbed(folder: SeriesFolder, base: BaseTree, cache: Cache) -> list[Finding
     series = folder.load()
     with scratch_repository(import_base(folder.name, base, cache)) as git:
         chain = build(git, "refs/heads/base", series.patches, merge=True, absorbed=OnAbsorbed.KEEP)
-    return [Finding(ABSORBED, link.patch.name, 0, "changes nothing: the tree has it already") for link in chain.links if link.outcome is Outcome.ABSORBED]
+    return [
+        Finding(ABSORBED, link.patch.name, 0, "changes nothing: the tree has it already") for link in chain.links if link.outcome is Outcome.ABSORBED
+    ]
 
 
 def fix(folder: SeriesFolder) -> list[str]:

@@ -330,7 +330,9 @@ def _message(name: str, head: bytes) -> Message:
             subject = re.sub(r"^\[PATCH[^\]]*\]\s*", "", " ".join(parts))
             break
     if subject is None or not blank:
-        raise DataError(f"{name}: there is no 'Subject:' header; a patch is written by 'invoke patches export', or starts as 'invoke patches new' writes it.")
+        raise DataError(
+            f"{name}: there is no 'Subject:' header; a patch is written by 'invoke patches export', or starts as 'invoke patches new' writes it."
+        )
     kept: list[str] = []
     for line in body.split("\n"):
         if line == "---":
@@ -430,7 +432,11 @@ class _Parser:
             first, second = rest[: end + 1], rest[end + 2 :]
         else:
             middle = len(rest) // 2
-            first, second = (rest[:middle], rest[middle + 1 :]) if rest[middle : middle + 1] == b" " and rest[:middle][2:] == rest[middle + 1 :][2:] else rest.split(b" b/", 1)[0:1] + [b"b/" + rest.split(b" b/", 1)[-1]]
+            first, second = (
+                (rest[:middle], rest[middle + 1 :])
+                if rest[middle : middle + 1] == b" " and rest[:middle][2:] == rest[middle + 1 :][2:]
+                else rest.split(b" b/", 1)[0:1] + [b"b/" + rest.split(b" b/", 1)[-1]]
+            )
         if not first or not second:
             raise self._error("the names of the changed file cannot be told apart")
         return _strip(_unquote(first)), _strip(_unquote(second))

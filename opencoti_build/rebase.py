@@ -90,7 +90,7 @@ class Rehearsal:
 
     def tables(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """Title, columns and rows of what is worth a table."""
-        rows = [(f"{trial.patch.number:04d}", trial.patch.title, trial.outcome.value, _note(trial)) for trial in self.trials]
+        rows: list[tuple[str, ...]] = [(f"{trial.patch.number:04d}", trial.patch.title, trial.outcome.value, _note(trial)) for trial in self.trials]
         tables: list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]] = [
             (f"Series on {self.new_label} ({self.files_changed} files differ from {self.old_label})", ("number", "title", "outcome", "note"), rows)
         ]
@@ -102,7 +102,11 @@ class Rehearsal:
             changes += [(enum.name, "renumbered", name, f"{old} -> {new}") for name, old, new in enum.renumbered]
         if changes:
             tables.append(("Enums", ("enum", "change", "name", "value"), changes))
-        flags = [("clash", flag) for flag in self.flags.clashes] + [("added", flag) for flag in self.flags.added] + [("removed", flag) for flag in self.flags.removed]
+        flags = (
+            [("clash", flag) for flag in self.flags.clashes]
+            + [("added", flag) for flag in self.flags.added]
+            + [("removed", flag) for flag in self.flags.removed]
+        )
         if flags:
             tables.append(("Flags", ("change", "flag"), list(flags)))
         return tables
@@ -124,7 +128,13 @@ class Rehearsal:
                 for trial in self.trials
             ],
             "enums": [
-                {"name": enum.name, "added": dict(enum.added), "removed": dict(enum.removed), "renumbered": {name: [old, new] for name, old, new in enum.renumbered}, "clashes": [list(clash) for clash in enum.clashes]}
+                {
+                    "name": enum.name,
+                    "added": dict(enum.added),
+                    "removed": dict(enum.removed),
+                    "renumbered": {name: [old, new] for name, old, new in enum.renumbered},
+                    "clashes": [list(clash) for clash in enum.clashes],
+                }
                 for enum in self.enums
             ],
             "flags": {"added": list(self.flags.added), "removed": list(self.flags.removed), "clashes": list(self.flags.clashes)},
@@ -143,19 +153,27 @@ def rehearse(folder: SeriesFolder, old: BaseTree, new: BaseTree, cache: Cache, c
     with scratch_repository(old_pack, new_pack) as git:
         chain = build(git, old_pack.commit, series.patches)
         if chain.failed is not None:
-            raise PatchError(f"{failure(*chain.failed)} The series has to apply to {old.label} before it can be tried on {new.label}.", details=chain.failed[1].log)
+            raise PatchError(
+                f"{failure(*chain.failed)} The series has to apply to {old.label} before it can be tried on {new.label}.", details=chain.failed[1].log
+            )
         trials: list[Trial] = []
         tree = new_pack.tree_id
         with console.progress("patches", len(series.patches)) as meter:
             for patch in series.patches:
                 tried = attempt(git, tree, patch, made_on=old_pack.tree_id)
-                open_before = tuple(trial.patch.number for trial in trials if trial.attempt.tree is None and set(trial.patch.paths) & set(patch.paths))
+                open_before = tuple(
+                    trial.patch.number for trial in trials if trial.attempt.tree is None and set(trial.patch.paths) & set(patch.paths)
+                )
                 trials.append(Trial(patch, tried, open_before))
                 tree = tried.tree or tried.provisional or tree
                 meter.advance()
-        enums = tuple(change for path, name in ENUMS if (change := _enum_change(git, path, name, old_pack.tree_id, chain.tree, new_pack.tree_id)) is not None)
+        enums = tuple(
+            change for path, name in ENUMS if (change := _enum_change(git, path, name, old_pack.tree_id, chain.tree, new_pack.tree_id)) is not None
+        )
         old_flags, our_flags, new_flags = (flags_in(_text(git, item, FLAGS_FILE)) for item in (old_pack.tree_id, chain.tree, new_pack.tree_id))
-        flags = FlagChange(tuple(sorted(new_flags - old_flags)), tuple(sorted(old_flags - new_flags)), tuple(sorted((our_flags - old_flags) & new_flags)))
+        flags = FlagChange(
+            tuple(sorted(new_flags - old_flags)), tuple(sorted(old_flags - new_flags)), tuple(sorted((our_flags - old_flags) & new_flags))
+        )
         changed = len(git.changed(old_pack.tree_id, new_pack.tree_id))
         return Rehearsal(old.label, new.label, new_pack.tree_id, tuple(trials), enums, flags, changed)
 

@@ -68,7 +68,11 @@ def _report(place: _Place, done: Applied) -> None:
     what = f"{count} patches on {done.base_label}, tree {done.tree_id}, in {done.path}"
     place.made.console.success(what if done.changed else f"already applied: {what}")
     if done.edits:
-        place.made.console.warn(f"{len(done.edits)} uncommitted edits lie in {done.path}: 'invoke patches refresh' folds them into patch {done.patches[-1].number:04d}." if done.patches else f"{len(done.edits)} uncommitted edits lie in {done.path}.")
+        place.made.console.warn(
+            f"{len(done.edits)} uncommitted edits lie in {done.path}: 'invoke patches refresh' folds them into patch {done.patches[-1].number:04d}."
+            if done.patches
+            else f"{len(done.edits)} uncommitted edits lie in {done.path}."
+        )
 
 
 @command(help={"tree": _TREE, "json": "Print JSON instead of a table."})
@@ -78,14 +82,42 @@ def status(c: Context, tree: str = "", json: bool = False) -> None:
     now = place.workspace.status()
     if json:
         rows = [
-            {"number": row.patch.number, "name": row.patch.name, "title": row.patch.title, "state": row.state, "current": row.current, "added": row.patch.added, "removed": row.patch.removed, "files": [change.path for change in row.patch.files], "sha256": row.patch.sha256}
+            {
+                "number": row.patch.number,
+                "name": row.patch.name,
+                "title": row.patch.title,
+                "state": row.state,
+                "current": row.current,
+                "added": row.patch.added,
+                "removed": row.patch.removed,
+                "files": [change.path for change in row.patch.files],
+                "sha256": row.patch.sha256,
+            }
             for row in now.rows
         ]
         edits = [{"state": code, "path": path} for code, path in now.edits]
-        print(json_module.dumps({"base": now.base_label, "work_tree": str(now.path), "exists": now.exists, "tree": now.tree_id, "patches": rows, "edits": edits, "next": now.next}, indent=1))
+        print(
+            json_module.dumps(
+                {
+                    "base": now.base_label,
+                    "work_tree": str(now.path),
+                    "exists": now.exists,
+                    "tree": now.tree_id,
+                    "patches": rows,
+                    "edits": edits,
+                    "next": now.next,
+                },
+                indent=1,
+            )
+        )
         return
-    lines = [(("> " if row.current else "  ") + cells[0], *cells[1:2], row.state, *cells[2:]) for row, cells in zip(now.rows, table([row.patch for row in now.rows]), strict=True)]
-    Console(sys.stdout).table(f"{UPSTREAM} {now.base_label}, work tree {now.path}", ("  number", "title", "state", "lines", "files"), lines, right=(3, 4))
+    lines = [
+        (("> " if row.current else "  ") + cells[0], *cells[1:2], row.state, *cells[2:])
+        for row, cells in zip(now.rows, table([row.patch for row in now.rows]), strict=True)
+    ]
+    Console(sys.stdout).table(
+        f"{UPSTREAM} {now.base_label}, work tree {now.path}", ("  number", "title", "state", "lines", "files"), lines, right=(3, 4)
+    )
     for code, path in now.edits:
         print(f"{code} {path}")
     if now.next:
@@ -115,7 +147,9 @@ def apply(c: Context, tree: str = "", to: str = "", merge: bool = False, continu
         _report(place, place.workspace.apply(to=_number(to) if to else None, merge=merge))
 
 
-@command(help={"number": "Four digits that nobody has yet; they decide the place in the series.", "title": "'area: what the patch does'.", "tree": _TREE})
+@command(
+    help={"number": "Four digits that nobody has yet; they decide the place in the series.", "title": "'area: what the patch does'.", "tree": _TREE}
+)
 def new(c: Context, number: str, title: str, tree: str = "") -> None:
     """Start a patch: its file gets a message to fill in, the work tree stands on it."""
     place = _place(c, tree)
@@ -133,7 +167,9 @@ def edit(c: Context, number: str, tree: str = "") -> None:
     place.made.console.success(f"edit in {place.tree}, then run 'invoke patches refresh'")
 
 
-@command(help={"include": "A new file that the tree's own ignore rules would leave out; may be given several times.", "tree": _TREE}, iterable=["include"])
+@command(
+    help={"include": "A new file that the tree's own ignore rules would leave out; may be given several times.", "tree": _TREE}, iterable=["include"]
+)
 def refresh(c: Context, include: list[str], tree: str = "") -> None:
     """Fold the edits into the current patch, write its file, and put the later patches on again."""
     place = _place(c, tree)
@@ -156,7 +192,10 @@ def export(c: Context, from_repo: str = "", base: str = "", numbers: str = "", f
         raise UsageError("--from-repo needs --base, the commit that its patches start from, and the other way round.")
     if from_repo:
         given = [_number(number.strip()) for number in numbers.split(",") if number.strip()]
-        names = [patch.name for patch in export_repository(place.folder, Path(from_repo), base, place.made.console, base_tree=place.base.tree_id, numbers=given)]
+        names = [
+            patch.name
+            for patch in export_repository(place.folder, Path(from_repo), base, place.made.console, base_tree=place.base.tree_id, numbers=given)
+        ]
         if failed := record(place.folder, place.base, place.made.cache):
             place.made.console.warn(f"{failure(*failed)} 'invoke patches apply --merge' takes what a 3-way merge can settle and writes it back.")
     else:
@@ -182,7 +221,13 @@ def drop(c: Context, number: str, tree: str = "") -> None:
     place.made.console.success(f"dropped; the series gives tree {chain.tree}")
 
 
-@command(help={"strict": "Warnings count as errors.", "fix": "List the files anew and give them the names their subjects ask for.", "json": "Print JSON instead of a table."})
+@command(
+    help={
+        "strict": "Warnings count as errors.",
+        "fix": "List the files anew and give them the names their subjects ask for.",
+        "json": "Print JSON instead of a table.",
+    }
+)
 def lint(c: Context, strict: bool = False, fix: bool = False, json: bool = False) -> None:
     """Hold the series against the rules of patches/README.md."""
     place = _place(c)
@@ -198,11 +243,22 @@ def lint(c: Context, strict: bool = False, fix: bool = False, json: bool = False
     if json:
         print(json_module.dumps([finding.to_dict() for finding in findings], indent=1))
     elif findings:
-        rows = [(finding.rule.id, finding.rule.severity.value, f"{finding.file}:{finding.line}" if finding.line else finding.file, finding.what, finding.rule.advice) for finding in findings]
+        rows = [
+            (
+                finding.rule.id,
+                finding.rule.severity.value,
+                f"{finding.file}:{finding.line}" if finding.line else finding.file,
+                finding.what,
+                finding.rule.advice,
+            )
+            for finding in findings
+        ]
         Console(sys.stdout).table("Findings", ("rule", "kind", "where", "what", "what to do"), rows)
     counted = [finding for finding in findings if strict or finding.rule.severity is linting.Severity.ERROR]
     if counted:
-        raise LintError(f"{len(counted)} findings in {place.folder.path}: 'invoke patches lint --fix' settles names and the list, the rest is said above.")
+        raise LintError(
+            f"{len(counted)} findings in {place.folder.path}: 'invoke patches lint --fix' settles names and the list, the rest is said above."
+        )
     place.made.console.success(f"{len(place.folder.names())} patches, {len(findings)} warnings")
 
 
@@ -234,7 +290,10 @@ def rebase(c: Context, to: str, source: str = "", continue_: bool = False, tree:
         target = BaseTree.at(Path(source), to)
     else:
         fetcher = _fetcher(made)
-        moved = bump(made.project.vendors / f"{UPSTREAM}.yaml", to, fetcher, write=False).after
+        change = bump(made.project.vendors / f"{UPSTREAM}.yaml", to, fetcher, accept_licence=True, write=False)
+        moved = change.after
+        if moved.licence_file != change.before.licence_file:
+            made.console.warn(f"the licence's text of {UPSTREAM} {to} is another one: read it before you pin that version.")
         target = BaseTree(moved.version, lambda: fetcher.unpacked(moved), moved.package(fetcher.platform).tree)
     if continue_:
         _report(place, place.workspace.rebase(target))

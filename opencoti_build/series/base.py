@@ -11,12 +11,13 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import archives
 from ..cache import Cache, digest_of
+from ..console import Console, Meter, Mode
 from ..errors import ChecksumError, DataError
 from ..git import EMAIL, NAME, SECONDS, Git
 
@@ -99,8 +100,8 @@ def _link(source: Path, target: Path) -> None:
         os.replace(temporary, target)
 
 
-def import_base(name: str, base: BaseTree, cache: Cache) -> BasePack:
-    """The base tree as commit 0, from the cache or imported now.
+def import_base(name: str, base: BaseTree, cache: Cache, console: Console | None = None) -> BasePack:
+    """The base tree as commit 0, from the cache or imported now; ``console`` shows how far that is.
 
     Raises ChecksumError when the files are not the tree that ``base.tree_id`` promises.
     """
@@ -112,7 +113,7 @@ def import_base(name: str, base: BaseTree, cache: Cache) -> BasePack:
         with cache.lock(f"git-base-{key[:16]}", wait_seconds=600):
             if not folder.is_dir():
                 with cache.producing("git-base", key) as fresh:
-                    _import(name, base, fresh)
+                    _import(name, base, fresh, console or Console(mode=Mode.QUIET))
     try:
         commit, tree_id = (folder / "ids").read_text("ascii").split()
     except (OSError, ValueError) as error:
@@ -120,13 +121,15 @@ def import_base(name: str, base: BaseTree, cache: Cache) -> BasePack:
     return BasePack(folder, commit, tree_id)
 
 
-def _import(name: str, base: BaseTree, folder: Path) -> None:
+def _import(name: str, base: BaseTree, folder: Path, console: Console) -> None:
     source = base.locate()
     if not source.is_dir():
         raise DataError(f"{source} is not a folder: the tree of {name} {base.label} is not there.")
     git_dir = folder / "git"
     git = Git.create(git_dir)
-    git.feed("fast-import", "--quiet", "--done", "--depth=0", pieces=_stream(import_message(name, base.label), source))
+    found = list(_files(source))
+    with console.progress(f"importing {name} {base.label}", sum(path.lstat().st_size for path, _ in found), unit="bytes") as meter:
+        git.feed("fast-import", "--quiet", "--done", "--depth=0", pieces=_stream(import_message(name, base.label), found, meter))
     commit = git.text("rev-parse", "refs/heads/base")
     tree_id = git.tree_of(commit)
     if tree_id != base.tree_id:
@@ -141,15 +144,16 @@ def _import(name: str, base: BaseTree, folder: Path) -> None:
     (folder / "ids").write_text(f"{commit} {tree_id}\n", "ascii")
 
 
-def _stream(message: str, source: Path) -> Iterator[bytes]:
+def _stream(message: str, found: Iterable[tuple[Path, bytes]], meter: Meter) -> Iterator[bytes]:
     who = f"{NAME} <{EMAIL}> {SECONDS} +0000".encode()
     text = message.encode()
     yield b"commit refs/heads/base\nauthor %s\ncommitter %s\ndata %d\n%s\n" % (who, who, len(text), text)
-    for path, name in _files(source):
+    for path, name in found:
         mode, data = _content(path)
         yield b"M %s inline %s\ndata %d\n" % (mode, _quoted(name), len(data))
         yield data
         yield b"\n"
+        meter.advance(len(data))
     yield b"done\n"
 
 

@@ -43,7 +43,9 @@ def bisect(workspace: Workspace, command: str, runner: Runner, console: Console,
         env = dict(environment) | {"OPENCOTI_PATCH": f"{number or 0:04d}", "OPENCOTI_TREE_PATH": str(workspace.tree)}
         done = runner.run(shell, cwd=workspace.tree, env=env, check=False)
         if done.code < 0 or done.code >= 126:
-            raise BuildError(f"The command ended with exit code {done.code} at {number or 0:04d}, which tells neither good nor bad.", details=done.output[-4000:])
+            raise BuildError(
+                f"The command ended with exit code {done.code} at {number or 0:04d}, which tells neither good nor bad.", details=done.output[-4000:]
+            )
         console.info(f"    {number or 0:04d}: {'good' if done.code == 0 else 'cannot tell' if done.code == SKIP else 'bad'}")
         return done.code
 
@@ -54,7 +56,11 @@ def search(patches: tuple[PatchFile, ...], probe: Probe) -> Bisection:
     """The search itself: base and whole series first, then halves."""
     runs = 1
     if (code := probe(None)) != 0:
-        raise PatchError("The command cannot tell about the base: no patch can be blamed." if code == SKIP else "The command fails on the base already: no patch is to blame.")
+        raise PatchError(
+            "The command cannot tell about the base: no patch can be blamed."
+            if code == SKIP
+            else "The command fails on the base already: no patch is to blame."
+        )
     if not patches:
         return Bisection(None, runs=runs)
     runs += 1

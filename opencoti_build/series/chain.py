@@ -70,7 +70,9 @@ class Chain:
         return self.links[-1].tree if self.links else self.base_tree
 
 
-def build(git: Git, commit: str, patches: Iterable[PatchFile], *, merge: bool = False, absorbed: OnAbsorbed = OnAbsorbed.STOP, made_on: str | None = None) -> Chain:
+def build(
+    git: Git, commit: str, patches: Iterable[PatchFile], *, merge: bool = False, absorbed: OnAbsorbed = OnAbsorbed.STOP, made_on: str | None = None
+) -> Chain:
     """Commit ``patches`` one after the other onto ``commit``, up to the first that does not go on.
 
     Without ``merge`` only exact matches (an offset counts) are taken; with it 3-way merges and renamed targets are taken too, and
@@ -199,7 +201,9 @@ def record(folder: SeriesFolder, base: BaseTree, cache: Cache) -> tuple[PatchFil
     return chain.failed
 
 
-def export_repository(folder: SeriesFolder, repository: Path, base_revision: str, console: Console, *, base_tree: str | None = None, numbers: Sequence[int] = ()) -> list[PatchFile]:
+def export_repository(
+    folder: SeriesFolder, repository: Path, base_revision: str, console: Console, *, base_tree: str | None = None, numbers: Sequence[int] = ()
+) -> list[PatchFile]:
     """Write the commits ``base_revision..HEAD`` of any git repository as patches of the series.
 
     A commit's number is the one in its message (``patchfile.take_number``), else that of the patch with the same subject in the
@@ -231,10 +235,14 @@ def export_repository(folder: SeriesFolder, repository: Path, base_revision: str
             number = own or known.get(message.subject) or (waiting.pop(0) if waiting else None)
             patch = export_commit(git, commit, number=number)
             if patch.number in found:
-                raise DataError(f"Two commits have the number {patch.number:04d} ('{found[patch.number].title}' and '{patch.title}'): squash them or renumber one.")
+                raise DataError(
+                    f"Two commits have the number {patch.number:04d} ('{found[patch.number].title}' and '{patch.title}'): squash them or renumber one."
+                )
             found[patch.number] = patch
         if waiting:
-            raise DataError(f"{len(waiting)} numbers are left over ({', '.join(map(str, waiting))}): give one for each commit that has none of its own.")
+            raise DataError(
+                f"{len(waiting)} numbers are left over ({', '.join(map(str, waiting))}): give one for each commit that has none of its own."
+            )
         if list(found) != sorted(found):
             console.warn("The commits are not in the order of their numbers: 'invoke patches check' tells whether they apply in that order.")
     for patch in found.values():

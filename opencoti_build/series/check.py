@@ -47,12 +47,24 @@ def check(folder: SeriesFolder, base: BaseTree, cache: Cache) -> Check:
         chain = build(git, "refs/heads/base", series.patches)
         for link in chain.links:
             if link.outcome is not Outcome.CLEAN:
-                problems.append(Problem(link.patch.name, f"fits with an {link.outcome.value} only ({link.attempt.note})", "invoke patches apply, then invoke patches export --force"))
+                problems.append(
+                    Problem(
+                        link.patch.name,
+                        f"fits with an {link.outcome.value} only ({link.attempt.note})",
+                        "invoke patches apply, then invoke patches export --force",
+                    )
+                )
             written = export_commit(git, link.commit)
             if written.name != link.patch.name:
                 problems.append(Problem(link.patch.name, f"would be exported as {written.name}", "invoke patches lint --fix"))
             if written.data != link.patch.data:
-                problems.append(Problem(link.patch.name, "differs from its own export: " + _difference(link.patch.data, written.data), "invoke patches apply, then invoke patches export --force"))
+                problems.append(
+                    Problem(
+                        link.patch.name,
+                        "differs from its own export: " + _difference(link.patch.data, written.data),
+                        "invoke patches apply, then invoke patches export --force",
+                    )
+                )
         if chain.failed is not None:
             problems.append(Problem(chain.failed[0].name, failure(*chain.failed), "invoke patches apply"))
             return Check(tuple(problems), patches=len(series.patches))
@@ -64,9 +76,21 @@ def check(folder: SeriesFolder, base: BaseTree, cache: Cache) -> Check:
             problems.append(Problem("series.yaml", "is not there", "invoke patches lint --fix, then invoke patches export"))
         else:
             if listing.base_tree != base.tree_id:
-                problems.append(Problem("series.yaml", f"records the base {listing.base_version or '(none)'} {listing.base_tree or '(no tree)'}, the pin says {base.label} {base.tree_id}", "invoke patches export"))
+                problems.append(
+                    Problem(
+                        "series.yaml",
+                        f"records the base {listing.base_version or '(none)'} {listing.base_tree or '(no tree)'}, the pin says {base.label} {base.tree_id}",
+                        "invoke patches export",
+                    )
+                )
             if listing.tree != chain.tree:
-                problems.append(Problem("series.yaml", f"records the tree {listing.tree or '(none)'}, the series gives {chain.tree}", "invoke patches apply, then invoke patches export"))
+                problems.append(
+                    Problem(
+                        "series.yaml",
+                        f"records the tree {listing.tree or '(none)'}, the series gives {chain.tree}",
+                        "invoke patches apply, then invoke patches export",
+                    )
+                )
         if not problems:
             remember(series, base, folder.name, cache, chain.tree, chain.commit)
         return Check(tuple(problems), chain.tree, chain.commit, len(series.patches))

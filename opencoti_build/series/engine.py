@@ -94,7 +94,9 @@ def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_o
             fits = Attempt(Outcome.OFFSET if offsets else Outcome.CLEAN, scratch.write_tree(), offsets)
             return fits if _is_exact(git, tree, patch) else _cross_checked(git, tree, patch, fits)
         if _apply(scratch, patch.diff, "--reverse", "--check").code == 0:
-            return Attempt(Outcome.ABSORBED, tree, tuple(FileOutcome(change.path, Outcome.ABSORBED, "has the change already") for change in patch.files))
+            return Attempt(
+                Outcome.ABSORBED, tree, tuple(FileOutcome(change.path, Outcome.ABSORBED, "has the change already") for change in patch.files)
+            )
     files, renames = _judge(git, tree, patch, made_on)
     lost = [item for item in files if item.outcome in (Outcome.RENAMED, Outcome.DELETED)]
     if any(item.outcome is Outcome.DELETED for item in lost):
@@ -131,10 +133,16 @@ def _cross_checked(git: Git, tree: str, patch: PatchFile, fits: Attempt) -> Atte
     if merged is None or merged.tree == fits.tree:
         return fits
     if merged.tree is None:
-        return replace(fits, files=fits.files or tuple(FileOutcome(change.path, fits.outcome, "fits, but a 3-way merge conflicts here: look at it") for change in patch.files))
+        return replace(
+            fits,
+            files=fits.files
+            or tuple(FileOutcome(change.path, fits.outcome, "fits, but a 3-way merge conflicts here: look at it") for change in patch.files),
+        )
     if merged.tree == tree:
         return Attempt(Outcome.ABSORBED, tree, tuple(FileOutcome(change.path, Outcome.ABSORBED, "has the change already") for change in patch.files))
-    return replace(merged, files=tuple(FileOutcome(change.path, Outcome.MERGED, "fits in more than one place, merged 3-way") for change in patch.files))
+    return replace(
+        merged, files=tuple(FileOutcome(change.path, Outcome.MERGED, "fits in more than one place, merged 3-way") for change in patch.files)
+    )
 
 
 def _apply(git: Git, diff: bytes, *flags: str) -> Completed:

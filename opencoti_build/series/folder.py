@@ -62,7 +62,12 @@ class Listing:
 
     def to_text(self) -> str:
         """The file's text."""
-        data: dict[str, Any] = {"schema": SCHEMA, "base": {"version": self.base_version, "tree": self.base_tree}, "tree": self.tree, "patches": list(self.patches)}
+        data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "base": {"version": self.base_version, "tree": self.base_tree},
+            "tree": self.tree,
+            "patches": list(self.patches),
+        }
         data.update(self.unknown)
         head = "# Written by 'invoke patches'; the numbers in the names decide the order.\n"
         return head + yaml.safe_dump(data, sort_keys=False, width=200, allow_unicode=True)
@@ -133,7 +138,8 @@ class SeriesFolder:
                 )
             if unlisted := [name for name in names if name not in listing.patches]:
                 raise DataError(
-                    f"{unlisted[0]} is not listed in {self.list_path}: run 'invoke patches lint --fix' to list it, or remove it.", details="\n".join(unlisted)
+                    f"{unlisted[0]} is not listed in {self.list_path}: run 'invoke patches lint --fix' to list it, or remove it.",
+                    details="\n".join(unlisted),
                 )
         patches = sorted((read(self.path / name) for name in names), key=lambda patch: patch.number)
         for one, other in zip(patches, patches[1:], strict=False):

@@ -110,7 +110,9 @@ class State:
             raise PatchError(f"{path} cannot be read ({error}): delete that file and run 'invoke patches apply'.") from error
         try:
             if data["schema"] != SCHEMA:
-                raise PatchError(f"{path} was written by another version of the toolkit: save your edits, delete the work tree, run 'invoke patches apply'.")
+                raise PatchError(
+                    f"{path} was written by another version of the toolkit: save your edits, delete the work tree, run 'invoke patches apply'."
+                )
             conflict, move, write = data["conflict"], data["move"], data["write"]
             return cls(
                 base_label=data["base_label"],

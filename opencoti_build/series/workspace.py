@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from .. import files, patchfile
 from ..cache import Cache
 from ..console import Console
-from ..errors import DataError, GitError, PatchError, UsageError
+from ..errors import PatchError, UsageError
 from ..git import Git
 from ..patchfile import SECTIONS, Message, PatchFile
 from .base import BasePack, BaseTree, import_base
@@ -27,7 +27,11 @@ from .engine import Attempt, Outcome, merge_into
 from .folder import Series, SeriesFolder
 from .state import Conflict, Entry, Mode, Move, State, Write
 
-STEPS = {"Why": "the reason this patch exists", "Hooks": "the upstream places it touches", "Switch": "flag, environment variable and JSON field, and its default"}
+STEPS = {
+    "Why": "the reason this patch exists",
+    "Hooks": "the upstream places it touches",
+    "Switch": "flag, environment variable and JSON field, and its default",
+}
 STEPS |= {"Off": "how off-means-off was proven", "Tests": "how it was tested", "Limits": "what it does not do"}
 PLACEHOLDER = "(to be written: {})"
 """What a new message holds in every section until somebody writes it; lint refuses it."""
@@ -76,6 +80,9 @@ class Status:
 
 class Workspace:
     """The work tree at ``tree`` for the series in ``folder`` on ``base``."""
+
+    PATIENCE = 5.0
+    """Seconds to wait for the lock: a git command that a killed run left behind ends within them."""
 
     def __init__(self, folder: SeriesFolder, tree: Path, base: BaseTree, cache: Cache, console: Console) -> None:
         self.folder = folder
@@ -192,22 +199,29 @@ class Workspace:
         with self._opened() as (git, state):
             self._no_conflict(state)
             if edits := git.status():
-                self.console.warn(f"{len(edits)} uncommitted edits in {self.tree} are not part of any patch yet: 'invoke patches refresh' folds them in.")
+                self.console.warn(
+                    f"{len(edits)} uncommitted edits in {self.tree} are not part of any patch yet: 'invoke patches refresh' folds them in."
+                )
             on_disk = {patch.number: patch for patch in self.folder.load().patches}
             head = git.text("rev-parse", "--verify", "HEAD")
-            parent, entries, writes, changed = state.base_commit, [], [], []
+            parent, writes, changed = state.base_commit, [], []
+            entries: list[Entry] = []
             for commit in git.commits(state.base_commit, head):
                 if git.text("rev-list", "--parents", "-n", "1", commit).split()[1:] != [git.text("rev-parse", f"{commit}^")]:
                     raise PatchError(f"Commit {commit[:12]} is a merge: a series is a line of commits.")
                 patch = export_commit(git, commit)
                 if entries and patch.number <= entries[-1].number:
-                    raise PatchError(f"'{patch.title}' has number {patch.number:04d}, but follows {entries[-1].number:04d}: numbers have to rise along the commits.")
+                    raise PatchError(
+                        f"'{patch.title}' has number {patch.number:04d}, but follows {entries[-1].number:04d}: numbers have to rise along the commits."
+                    )
                 own = git.commit(git.tree_of(commit), parent, patch.message.text(patch.number))
                 known = next((entry for entry in state.applied if entry.number == patch.number), None)
                 there = on_disk.get(patch.number)
-                if there is not None and there.data != patch.data:
-                    if not force and (known is None or known.sha256 != there.sha256):
-                        raise PatchError(f"{there.name} was edited since it was applied: 'invoke patches apply' takes that in, 'invoke patches export --force' overwrites it.")
+                if there is not None and there.data != patch.data and not force:
+                    if known is None or known.sha256 != there.sha256:
+                        raise PatchError(
+                            f"{there.name} was edited since it was applied: 'invoke patches apply' takes that in, 'invoke patches export --force' overwrites it."
+                        )
                 if there is None or there.data != patch.data or there.name != patch.name:
                     changed.append(patch.name)
                 writes.append((patch.number, own))
@@ -253,11 +267,21 @@ class Workspace:
                 raise UsageError(f"The work tree stands on {new.label} already.")
             whole = build(git, state.base_commit, series.patches)
             if whole.failed is not None:
-                raise PatchError(f"The series does not apply to {state.base_label} to begin with: run 'invoke patches apply' first.", details=failure(*whole.failed))
+                raise PatchError(
+                    f"The series does not apply to {state.base_label} to begin with: run 'invoke patches apply' first.",
+                    details=failure(*whole.failed),
+                )
             state.save(self._before)
             pack = self._import(git, new)
             chain = build(git, pack.commit, series.patches, merge=True, absorbed=OnAbsorbed.DROP, made_on=state.base_tree)
-            fresh = replace(state, base_label=new.label, base_tree=pack.tree_id, base_commit=pack.commit, mode=Mode.REBASE, left_out=tuple(patch.name for patch in chain.absorbed))
+            fresh = replace(
+                state,
+                base_label=new.label,
+                base_tree=pack.tree_id,
+                base_commit=pack.commit,
+                mode=Mode.REBASE,
+                left_out=tuple(patch.name for patch in chain.absorbed),
+            )
             done = self._carry_out(git, state, fresh, (), chain, write_back=False)
             return self._applied(git, done, self.folder.load().patches, changed=True)
 
@@ -323,7 +347,7 @@ class Workspace:
     def _opened(self, *, create: bool = False) -> Iterator[tuple[Git, State]]:
         """The repository and its state, locked, with whatever a killed run left finished."""
         lock = self.tree.parent / f".{self.tree.name}.lock"
-        with files.lock(lock, what=f"the work tree {self.tree}"):
+        with files.lock(lock, wait_seconds=self.PATIENCE, what=f"the work tree {self.tree}") as held:
             files.remove_stale(self.tree.parent, f".{self.tree.name}.*.tmp", age_seconds=0)
             if not self.tree.exists() or (self.tree.is_dir() and not any(self.tree.iterdir())):
                 if not create:
@@ -331,17 +355,18 @@ class Workspace:
                 self._create()
             if not (self.tree / ".git").exists():
                 raise PatchError(f"{self.tree} is there, but is no work tree of the series: move it away, or choose another place with --tree.")
-            git = Git.open(self.tree)
+            git = replace(Git.open(self.tree), holding=(held.fileno(),))
             state = State.load(self._state_path)
             if state is None:
                 state = self._recovered_state(git)
             elif (self.tree / ".git" / "index.lock").exists() and state.move is None and (state.conflict is None or state.conflict.placed):
-                raise PatchError(f"Another git program is at work in {self.tree}, or was killed there: end it, or delete {self.tree / '.git' / 'index.lock'}.")
+                raise PatchError(
+                    f"Another git program is at work in {self.tree}, or was killed there: end it, or delete {self.tree / '.git' / 'index.lock'}."
+                )
             yield git, self._settle(git)
 
     def _create(self) -> None:
-        self.console.step(f"Importing {self.folder.name} {self.base.label}")
-        pack = import_base(self.folder.name, self.base, self.cache)
+        pack = import_base(self.folder.name, self.base, self.cache, self.console)
         with files.atomic_directory(self.tree) as fresh:
             git = Git.create(fresh / ".git", fresh)
             pack.link_into(git)
@@ -364,7 +389,7 @@ class Workspace:
         return self._save(State(label, git.tree_of(base), base, tuple(entries)))
 
     def _import(self, git: Git, base: BaseTree) -> BasePack:
-        pack = import_base(self.folder.name, base, self.cache)
+        pack = import_base(self.folder.name, base, self.cache, self.console)
         pack.link_into(git)
         git.set_ref("refs/opencoti/base", pack.commit)
         return pack
@@ -372,7 +397,11 @@ class Workspace:
     # ---- refusals -----------------------------------------------------------------------------------------------------------
 
     def _next_after(self, conflict: Conflict) -> str:
-        return "invoke patches apply --continue" if not conflict.paths else f"edit {', '.join(conflict.paths)} in {self.tree}, then: invoke patches apply --continue"
+        return (
+            "invoke patches apply --continue"
+            if not conflict.paths
+            else f"edit {', '.join(conflict.paths)} in {self.tree}, then: invoke patches apply --continue"
+        )
 
     def _no_conflict(self, state: State) -> None:
         if state.conflict is not None:
@@ -384,7 +413,9 @@ class Workspace:
     def _no_foreign_commits(self, git: Git, state: State) -> None:
         head = git.resolve("HEAD")
         if head != state.commit:
-            raise PatchError(f"{self.tree} has commits that the series does not know: 'invoke patches export' takes them in, or reset it by 'git reset --keep {state.commit}'.")
+            raise PatchError(
+                f"{self.tree} has commits that the series does not know: 'invoke patches export' takes them in, or reset it by 'git reset --keep {state.commit}'."
+            )
 
     def _no_edits(self, git: Git, doing: str) -> None:
         if edits := git.status():
@@ -425,7 +456,9 @@ class Workspace:
             raise PatchError(f"{failure(*chain.failed)} Run 'invoke patches apply' to settle it.", details=chain.failed[1].log)
         return (*state.applied[:kept], *(_entry(link) for link in chain.links)), chain
 
-    def _carry_out(self, git: Git, old: State, fresh: State, kept: tuple[Entry, ...], chain: Chain, *, write_back: bool, folded: int | None = None) -> State:
+    def _carry_out(
+        self, git: Git, old: State, fresh: State, kept: tuple[Entry, ...], chain: Chain, *, write_back: bool, folded: int | None = None
+    ) -> State:
         """Save what a chain asks for and do it; raises PatchError when the chain ends in a conflict.
 
         ``write_back`` writes patches whose text changed on the way. ``folded`` is the number of the last patch in ``kept`` when the files
@@ -462,7 +495,10 @@ class Workspace:
         lines = [f"{item.path}: {item.outcome.value}{', ' + item.note if item.note else ''}" for item in tried.files]
         lines.append(f"The work tree {self.tree} stands before it, with its changes laid out as far as they go.")
         where = f"edit {', '.join(state.conflict.paths)} there, then run" if state.conflict.paths else "look it over, then run"
-        raise PatchError(f"{failure(patch, tried)} To settle it {where} 'invoke patches apply --continue' (or 'invoke patches apply --abort').", details="\n".join(lines))
+        raise PatchError(
+            f"{failure(patch, tried)} To settle it {where} 'invoke patches apply --continue' (or 'invoke patches apply --abort').",
+            details="\n".join(lines),
+        )
 
     def _settle(self, git: Git, previous: State | None = None) -> State:
         """Do what the saved state says is still to be done. ``previous`` is restored when the very first step is refused."""
@@ -488,7 +524,10 @@ class Workspace:
                 git.run("read-tree", move.source)
             if blocking := self._in_the_way(git, move):
                 self._save(previous)
-                raise PatchError(f"{self.tree / blocking[0]} is in the way of a file of the series: move it aside and run the same command again.", details="\n".join(blocking))
+                raise PatchError(
+                    f"{self.tree / blocking[0]} is in the way of a file of the series: move it aside and run the same command again.",
+                    details="\n".join(blocking),
+                )
             # Times and inode numbers differ after the folder was copied or restored; git would take every file for edited.
             git.run("update-index", "-q", "--refresh", check=False)
             done = git.run("read-tree", "-m", "-u", move.source, move.target, check=False)
@@ -618,10 +657,14 @@ class Workspace:
                 if not (self.tree / path).is_file():
                     raise UsageError(f"{path} is no file in {self.tree}: --include takes paths relative to that folder.")
                 scratch.run("add", "-f", "--", path)
-            ignored = [path for path in scratch.names("ls-files", "-z", "--others", "--ignored", "--exclude-standard") if "opencoti" in path.split("/")[:-1]]
+            ignored = [
+                path for path in scratch.names("ls-files", "-z", "--others", "--ignored", "--exclude-standard") if "opencoti" in path.split("/")[:-1]
+            ]
             for path in ignored:
                 if path not in include:
-                    self.console.warn(f"{path} is ignored by the tree's own rules and not part of the patch: add it with --include {path} if it belongs there.")
+                    self.console.warn(
+                        f"{path} is ignored by the tree's own rules and not part of the patch: add it with --include {path} if it belongs there."
+                    )
             return scratch.write_tree()
 
     def _fold(self, git: Git, state: State, include: Sequence[str]) -> Applied:
@@ -635,14 +678,18 @@ class Workspace:
             kept, number = state.applied[:-1], state.applied[-1].number
             parent = kept[-1].commit if kept else state.base_commit
         else:
-            raise PatchError("No patch is applied that edits could be folded into: run 'invoke patches new NUMBER TITLE' or 'invoke patches edit NUMBER'.")
+            raise PatchError(
+                "No patch is applied that edits could be folded into: run 'invoke patches new NUMBER TITLE' or 'invoke patches edit NUMBER'."
+            )
         self._up_to_date(state, series, skip=number)
         patch = series.find(number)
         tree = self._work_tree_as_tree(git, include)
         if conflict is None:
             entry = state.applied[-1]
             if patch.sha256 != entry.sha256 and patch.diff != git.diff(git.tree_of(parent), git.tree_of(entry.commit)):
-                raise PatchError(f"The differences in {patch.name} were edited since it was applied: 'invoke patches apply' takes them in; only its message may be edited before a refresh.")
+                raise PatchError(
+                    f"The differences in {patch.name} were edited since it was applied: 'invoke patches apply' takes them in; only its message may be edited before a refresh."
+                )
         later = [other for other in series.patches if other.number > number]
         same = conflict is None and tree == git.tree_of(state.commit) and patch.sha256 == state.applied[-1].sha256
         if same and not later:
@@ -653,7 +700,9 @@ class Workspace:
         outcome = conflict.outcome if conflict is not None else Outcome.CLEAN.value
         entry = Entry(number, patch.name if rebase else fresh.name, patch.sha256 if rebase else fresh.sha256, commit, outcome)
         before = State.load(self._before) if rebase else None
-        chain = build(git, commit, later, merge=True, absorbed=OnAbsorbed.DROP if rebase else OnAbsorbed.KEEP, made_on=before.base_tree if before else None)
+        chain = build(
+            git, commit, later, merge=True, absorbed=OnAbsorbed.DROP if rebase else OnAbsorbed.KEEP, made_on=before.base_tree if before else None
+        )
         for link in chain.links:
             if link.outcome is Outcome.ABSORBED:
                 self.console.warn(f"{link.patch.name} changes nothing any more: 'invoke patches drop {link.patch.number}' takes it out.")
@@ -672,7 +721,10 @@ class Workspace:
             elif file.is_file() and any(line.startswith(MARKER) for line in file.read_bytes().split(b"\n")):
                 open_files.append(f"{path} (has conflict markers)")
         if open_files:
-            raise PatchError(f"The conflict of {conflict.name} is not settled yet: edit the files below in {self.tree}, then run 'invoke patches apply --continue'.", details="\n".join(open_files))
+            raise PatchError(
+                f"The conflict of {conflict.name} is not settled yet: edit the files below in {self.tree}, then run 'invoke patches apply --continue'.",
+                details="\n".join(open_files),
+            )
 
     def _end_rebase(self, git: Git, state: State) -> State:
         """Write all patches as they are on the new base; the ones it has already go."""
@@ -683,7 +735,11 @@ class Workspace:
             entries.append(replace(entry, name=patch.name, sha256=patch.sha256))
         for name in state.left_out:
             self.console.info(f"{name}: {state.base_label} has it already, taken out of the series")
-        self._save(replace(state, mode=Mode.APPLY, applied=tuple(entries), left_out=(), write=Write(tuple(writes), state.left_out, git.tree_of(state.commit))))
+        self._save(
+            replace(
+                state, mode=Mode.APPLY, applied=tuple(entries), left_out=(), write=Write(tuple(writes), state.left_out, git.tree_of(state.commit))
+            )
+        )
         done = self._settle(git)
         self._before.unlink(missing_ok=True)
         return done
@@ -718,7 +774,9 @@ class Workspace:
         return chain
 
     def _applied(self, git: Git, state: State, patches: Sequence[PatchFile], *, changed: bool) -> Applied:
-        return Applied(self.tree, state.base_label, state.base_tree, git.tree_of(state.commit), state.commit, tuple(patches), changed, tuple(git.status()))
+        return Applied(
+            self.tree, state.base_label, state.base_tree, git.tree_of(state.commit), state.commit, tuple(patches), changed, tuple(git.status())
+        )
 
 
 def _entry(link: Link) -> Entry:

@@ -73,7 +73,14 @@ def write_tree(folder: Path, files: Mapping[str, bytes | None]) -> None:
 def plain_git(folder: Path, *words: str, input: bytes | None = None, check: bool = True) -> str:
     """Git as any user has it, without the gateway: the tests' independent witness."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_AUTHOR_NAME": "w", "GIT_AUTHOR_EMAIL": "w@w.invalid", "GIT_COMMITTER_NAME": "w", "GIT_COMMITTER_EMAIL": "w@w.invalid"}
+    env |= {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "w",
+        "GIT_AUTHOR_EMAIL": "w@w.invalid",
+        "GIT_COMMITTER_NAME": "w",
+        "GIT_COMMITTER_EMAIL": "w@w.invalid",
+    }
     done = subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, input=input)
     if check and done.returncode != 0:
         raise AssertionError(f"git {words}: {done.stderr.decode()}")

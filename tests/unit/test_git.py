@@ -51,7 +51,10 @@ def test_commit_ids_depend_on_content_alone(repository: Git, tmp_path: Path, mon
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "no"))
     other = Git.create(tmp_path / "second" / "git")
     assert commit_a(other) == first
-    assert plain_git(tmp_path / "outer" / "inner", "cat-file", "commit", first).splitlines()[1] == "author opencoti <series@opencoti.invalid> 946684800 +0000"
+    assert (
+        plain_git(tmp_path / "outer" / "inner", "cat-file", "commit", first).splitlines()[1]
+        == "author opencoti <series@opencoti.invalid> 946684800 +0000"
+    )
 
 
 def test_settings_of_the_repository_itself_do_not_count(repository: Git, tmp_path: Path) -> None:
@@ -66,7 +69,15 @@ def test_settings_of_the_repository_itself_do_not_count(repository: Git, tmp_pat
         second = scratch.write_tree()
     expected = repository.diff(repository.tree_of(first), second)
     plain = tmp_path / "outer" / "inner"
-    for key, value in (("core.hooksPath", str(hooks)), ("diff.noprefix", "true"), ("diff.context", "9"), ("color.ui", "always"), ("core.autocrlf", "true"), ("diff.external", "false"), ("core.abbrev", "5")):
+    for key, value in (
+        ("core.hooksPath", str(hooks)),
+        ("diff.noprefix", "true"),
+        ("diff.context", "9"),
+        ("color.ui", "always"),
+        ("core.autocrlf", "true"),
+        ("diff.external", "false"),
+        ("core.abbrev", "5"),
+    ):
         plain_git(plain, "config", key, value)
     (plain / ".gitattributes").write_text("* diff=cpp text eol=crlf\n")
     assert repository.diff(repository.tree_of(first), second) == expected
@@ -131,7 +142,10 @@ def test_failures_carry_what_git_said(repository: Git) -> None:
     assert not repository.has("0" * 40)
 
 
-@pytest.mark.parametrize(("says", "complaint"), [("git version 2.29.9", "2.29.9 is too old: install git 2.30 or newer"), ("hello", "no version of git"), (None, "install git 2.30 or newer")])
+@pytest.mark.parametrize(
+    ("says", "complaint"),
+    [("git version 2.29.9", "2.29.9 is too old: install git 2.30 or newer"), ("hello", "no version of git"), (None, "install git 2.30 or newer")],
+)
 def test_an_old_or_absent_git_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, complaint: str) -> None:
     if says is not None:
         (tmp_path / "git").write_text(f"#!/bin/sh\necho '{says}'\n")

@@ -26,7 +26,7 @@ index de980441c3ab03a8c07dda1ad27b8a11f39deb1e..{ID} 100644
 """.encode()
 NEW = f"""diff --git a/src/opencoti/a.c b/src/opencoti/a.c
 new file mode 100644
-index {'0' * 40}..{ID}
+index {"0" * 40}..{ID}
 --- /dev/null
 +++ b/src/opencoti/a.c
 @@ -0,0 +1,2 @@
@@ -103,7 +103,10 @@ def test_context_lines_without_their_space() -> None:
 
 
 def test_more_context_than_agreed() -> None:
-    for header, lines in ((b"@@ -4,3 +4,4 @@", b" line 4\n line 5\n+hook();\n line 6\n"), (b"@@ -5,3 +5,4 @@", b" line 5\n+hook();\n line 6\n line 7\n")):
+    for header, lines in (
+        (b"@@ -4,3 +4,4 @@", b" line 4\n line 5\n+hook();\n line 6\n"),
+        (b"@@ -5,3 +5,4 @@", b" line 5\n+hook();\n line 6\n line 7\n"),
+    ):
         data = GOOD.data.replace(b"@@ -5,2 +5,3 @@", header).replace(b" line 5\n+hook();\n line 6\n", lines)
         assert found(parse(GOOD.name, data)) == [("context", at(b"@@", data))]
     two = b"@@ -5,3 +5,5 @@", b" line 5\n+hook();\n line 6\n+hook();\n line 7\n"
@@ -118,7 +121,21 @@ def test_binary_and_empty_patches() -> None:
 
 @pytest.mark.parametrize(
     ("path", "problem"),
-    [("../x", "climbs"), ("a/../../x", "climbs"), ("/etc/passwd", "absolute"), ("C:/x", "absolute"), (".git/config", "git's own"), ("a/.GIT/x", "git's own"), ("a//b", "plain"), ("a\\..\\b", "climbs"), ("", "absolute"), ("a\nb", "plain"), ("src/a.c", ""), (".github/x", ""), ("..a/b", "")],
+    [
+        ("../x", "climbs"),
+        ("a/../../x", "climbs"),
+        ("/etc/passwd", "absolute"),
+        ("C:/x", "absolute"),
+        (".git/config", "git's own"),
+        ("a/.GIT/x", "git's own"),
+        ("a//b", "plain"),
+        ("a\\..\\b", "climbs"),
+        ("", "absolute"),
+        ("a\nb", "plain"),
+        ("src/a.c", ""),
+        (".github/x", ""),
+        ("..a/b", ""),
+    ],
 )
 def test_paths(path: str, problem: str) -> None:
     assert problem in path_problem(path) and bool(problem) == bool(path_problem(path))
@@ -174,10 +191,16 @@ def test_what_the_tools_write_is_clean(lab: Lab) -> None:
         (lambda folder: (folder / "0020-two-a-file.patch").unlink(), [("missing", "0020-two-a-file.patch")]),
         (lambda folder: (folder / "0030-x.patch").write_bytes(b"nothing"), [("unlisted", "0030-x.patch"), ("unreadable", "0030-x.patch")]),
         (lambda folder: (folder / "notes.patch").write_bytes(b""), [("unlisted", "notes.patch"), ("file-name", "notes.patch")]),
-        (lambda folder: (folder / "0020-two-a-file.patch").rename(folder / "0010-two-a-file.patch"), [("unlisted", "0010-two-a-file.patch"), ("missing", "0020-two-a-file.patch"), ("duplicate-number", "0010-two-a-file.patch")]),
+        (
+            lambda folder: (folder / "0020-two-a-file.patch").rename(folder / "0010-two-a-file.patch"),
+            [("unlisted", "0010-two-a-file.patch"), ("missing", "0020-two-a-file.patch"), ("duplicate-number", "0010-two-a-file.patch")],
+        ),
         (lambda folder: (folder / "series.yaml").write_text("patches: ["), [("unreadable", "series.yaml")]),
         (lambda folder: (folder / "series.yaml").unlink(), [("unlisted", "series.yaml")]),
-        (lambda folder: (folder / "series.yaml").write_text((folder / "series.yaml").read_text() + "- 0010-one-a-file.patch\n"), [("duplicate-number", "series.yaml")]),
+        (
+            lambda folder: (folder / "series.yaml").write_text((folder / "series.yaml").read_text() + "- 0010-one-a-file.patch\n"),
+            [("duplicate-number", "series.yaml")],
+        ),
     ],
 )
 def test_files_and_list(lab: Lab, change: Callable[[Path], object], expected: list[tuple[str, str]]) -> None:

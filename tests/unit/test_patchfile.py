@@ -112,7 +112,16 @@ def test_two_numbers_that_differ_are_refused() -> None:
         take_number("0001 a: b\n\nNumber: 0002\n")
 
 
-@pytest.mark.parametrize(("subject", "slug"), [("kv: a Window (C cells)!", "kv-a-window-c-cells"), ("ünï", "n"), ("", "untitled"), ("a: " + "word " * 30, "a" + "-word" * 11), ("x" * 100, "x" * 60)])
+@pytest.mark.parametrize(
+    ("subject", "slug"),
+    [
+        ("kv: a Window (C cells)!", "kv-a-window-c-cells"),
+        ("ünï", "n"),
+        ("", "untitled"),
+        ("a: " + "word " * 30, "a" + "-word" * 11),
+        ("x" * 100, "x" * 60),
+    ],
+)
 def test_slugs(subject: str, slug: str) -> None:
     assert slug_of(subject) == slug
     assert split_name(f"0010-{slug_of(subject)}.patch") == (10, slug)
@@ -177,7 +186,7 @@ def test_a_missing_and_an_enormous_file(tmp_path: Path) -> None:
         patchfile.read(big)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damage_gives_anything_but_a_data_error(data) -> None:  # type: ignore[no-untyped-def]
     good = make(7, TEXT, DIFF).data
@@ -191,7 +200,7 @@ def test_no_damage_gives_anything_but_a_data_error(data) -> None:  # type: ignor
     assert patch.data == damaged and sum(len(patch.part(change)) for change in patch.files) == len(patch.diff)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=40), max_size=8))
 def test_messages_survive_a_round_trip(lines: list[str]) -> None:
     message = Message.from_text("area: subject\n\n" + "\n".join(lines))

@@ -63,7 +63,9 @@ def lab(tmp_path: Path, made: Path) -> Lab:
 def newer(lab: Lab) -> BaseTree:
     core = "".join(f"extra {number}\n" for number in range(3)) + LINES.replace("line 11\n", "line eleven\n")
     core = core.replace("line 10\n", "line ten\n")
-    header = HEADER.replace("    GGML_TYPE_COUNT = 43,", "    GGML_TYPE_THEIRS = 43,\n    GGML_TYPE_COUNT = 44,").replace("    GGML_OP_NONE = 0,\n", "    GGML_OP_NONE = 0,\n    GGML_OP_FIRST,\n")
+    header = HEADER.replace("    GGML_TYPE_COUNT = 43,", "    GGML_TYPE_THEIRS = 43,\n    GGML_TYPE_COUNT = 44,").replace(
+        "    GGML_OP_NONE = 0,\n", "    GGML_OP_NONE = 0,\n    GGML_OP_FIRST,\n"
+    )
     moved = LINES.replace("line", "moving").replace("moving 30\n", "moving thirty\n")
     return lab.new_upstream(
         {
@@ -122,7 +124,13 @@ def test_a_hunk_that_fits_in_the_wrong_place_is_not_taken_for_clean(tmp_path: Pa
     block = "begin\n    work();\nend\n"
     lab = make_lab(tmp_path)
     write_tree(lab.upstream, {"src/core.c": (block + "// first\n" + block + "// second\n" + block + "// third\n").encode()})
-    lab.add(10, "second: hook in the second block", lambda tree: write_tree(tree, {"src/core.c": (block + "// first\nbegin\n    work();\n    hook();\nend\n// second\n" + block + "// third\n").encode()}))
+    lab.add(
+        10,
+        "second: hook in the second block",
+        lambda tree: write_tree(
+            tree, {"src/core.c": (block + "// first\nbegin\n    work();\n    hook();\nend\n// second\n" + block + "// third\n").encode()}
+        ),
+    )
     # Where the second block was, the new upstream has another one with the same lines around.
     newer = lab.new_upstream({"src/core.c": (block + "// zeroth\n" + block + "// first\n" + block + "// second\n" + block + "// third\n").encode()})
     result = rehearse(lab.folder, lab.base(), newer, lab.cache, lab.console)
@@ -177,7 +185,12 @@ def test_rebase_for_real(lab: Lab, newer: BaseTree) -> None:
     assert "0050-absorbed-upstream-took-it.patch" not in lab.folder.names() and len(lab.folder.names()) == 9
     assert b"lib/better.c" in (lab.folder.path / "0060-renamed-target-moved.patch").read_bytes()
     listing = lab.folder.listing()
-    assert listing is not None and listing.base_version == "b2" and listing.base_tree == tree_digest(newer.locate()).tree and listing.tree == done.tree_id
+    assert (
+        listing is not None
+        and listing.base_version == "b2"
+        and listing.base_tree == tree_digest(newer.locate()).tree
+        and listing.tree == done.tree_id
+    )
     result = check(lab.folder, newer, lab.cache)
     assert result.ok, result.problems
     assert commits(lab.tree)[0] == "Import llama.cpp b2" and plain_git(lab.tree, "status", "--porcelain") == ""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from series_lab import LINES, Lab, commits, copy_lab, hook, insert, make_lab, pl
 from opencoti_build import files, patchfile
 from opencoti_build.archives import tree_digest
 from opencoti_build.errors import BusyError, ChecksumError, DataError, PatchError, UsageError
+from opencoti_build.git import Git
 from opencoti_build.lint import lint
 from opencoti_build.runner import SystemRunner
 from opencoti_build.series import BaseTree, Outcome, Workspace, export_repository, patched_tree
 from opencoti_build.series.bisect import bisect
 from opencoti_build.series.chain import record
 from opencoti_build.series.check import check
-from opencoti_build.series.state import State
+from opencoti_build.series.state import Move, State
 
 
 @pytest.fixture
@@ -70,7 +72,10 @@ def test_import_takes_every_byte_whatever_attributes_and_ignore_rules_say(lab: L
     assert (lab.tree / "src/core.c").read_bytes() == LINES.encode()
     assert (lab.tree / "notes.log").exists()
     assert os.access(lab.tree / "run.sh", os.X_OK) and os.readlink(lab.tree / "link") == "src/core.c"
-    assert plain_git(lab.tree, "log", "--format=%an %ae %at %cn %ce %ct %s") == "opencoti series@opencoti.invalid 946684800 opencoti series@opencoti.invalid 946684800 Import llama.cpp b1"
+    assert (
+        plain_git(lab.tree, "log", "--format=%an %ae %at %cn %ce %ct %s")
+        == "opencoti series@opencoti.invalid 946684800 opencoti series@opencoti.invalid 946684800 Import llama.cpp b1"
+    )
 
 
 def test_import_refuses_files_that_are_not_the_pinned_tree(lab: Lab) -> None:
@@ -119,7 +124,13 @@ def test_identical_commits_whatever_the_machine(series: Lab, tmp_path: Path) -> 
         "GIT_CONFIG_KEY_0": "core.autocrlf",
         "GIT_CONFIG_VALUE_0": "true",
     }
-    run = subprocess.run([sys.executable, "-c", script, series.root, elsewhere, tmp_path / "cache2"], env=env, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    run = subprocess.run(
+        [sys.executable, "-c", script, series.root, elsewhere, tmp_path / "cache2"],
+        env=env,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == [expected.commit, expected.tree_id]
     assert not (tmp_path / "hook-ran").exists() and not (tmp_path / "index").exists()
@@ -259,8 +270,9 @@ def test_taking_all_off_and_on_again(series: Lab) -> None:
     assert workspace.apply().commit == full.commit
 
 
-def test_a_second_run_at_the_same_time_is_told_so(series: Lab) -> None:
+def test_a_second_run_at_the_same_time_is_told_so(series: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     series.workspace().apply()
+    monkeypatch.setattr(Workspace, "PATIENCE", 0.0)
     with files.lock(series.tree.parent / f".{series.tree.name}.lock"), pytest.raises(BusyError, match="Another run"):
         series.workspace().apply(to=10)
 
@@ -835,11 +847,7 @@ def test_killed_in_the_middle_of_a_checkout(series: Lab) -> None:
     high = State.load(series.tree / ".git/opencoti/state.json")
     assert state is not None and high is not None
     workspace.apply(to=10)
-    from dataclasses import replace as changed
-
-    from opencoti_build.series.state import Move
-
-    changed(high, move=Move(low.commit, full.commit)).save(series.tree / ".git/opencoti/state.json")
+    replace(high, move=Move(low.commit, full.commit)).save(series.tree / ".git/opencoti/state.json")
     (series.tree / ".git/index.lock").write_bytes(b"half")
     core = series.tree / "src/core.c"
     core.write_bytes(LINES.replace("line 5\n", "line 5\nhook one\n").encode()[:57])
@@ -848,7 +856,7 @@ def test_killed_in_the_middle_of_a_checkout(series: Lab) -> None:
     assert with_edit.commit == full.commit and with_edit.edits == ((" M", "src/other.c"),)
     assert "hook two" in core.read_text() and (series.tree / "src/opencoti/own.c").exists()
     assert not list((series.tree / ".git/opencoti").glob("saved/*"))
-    changed(high, move=Move(low.commit, full.commit)).save(series.tree / ".git/opencoti/state.json")
+    replace(high, move=Move(low.commit, full.commit)).save(series.tree / ".git/opencoti/state.json")
     core.write_text("somebody typed this meanwhile\n")
     workspace.apply()
     assert "hook two" in core.read_text()
@@ -870,14 +878,31 @@ def test_killed_at_random_moments(series: Lab) -> None:
         time.sleep(chance.uniform(0.02, 0.4))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        # A git command that the child had started may live on for a moment; it is not ours to wait for in a real kill either.
-        for _ in range(50):
-            try:
-                done = series.workspace().apply()
-                break
-            except Exception:
-                time.sleep(0.1)
+        done = series.workspace().apply()
         assert done.commit == full.commit and tree_of(series.tree) == full.tree_id
+
+
+def test_a_git_that_outlives_a_killed_run_keeps_the_lock(series: Lab) -> None:
+    series.workspace().apply()
+    lock = series.tree.parent / f".{series.tree.name}.lock"
+    gate = series.root / "gate"
+    os.mkfifo(gate)
+    child = os.fork()
+    if child == 0:
+        try:
+            with files.lock(lock) as held:
+                git = replace(Git.open(series.tree), holding=(held.fileno(),))
+                git.run("-c", f"alias.wait=!touch {series.root / 'started'}; cat {gate}", "wait")
+        finally:
+            os._exit(0)
+    while not (series.root / "started").exists():
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with pytest.raises(BusyError), files.lock(lock):
+        pass
+    gate.write_bytes(b"end")
+    assert not series.workspace().apply().changed  # waits for the orphan's end
 
 
 def test_workspace_in_another_repository_leaves_it_alone(lab: Lab) -> None:
