@@ -60,7 +60,7 @@ def make(folder: Path, name: str = "engine.llamafile.exe", *, programs: dict[str
     parts.mkdir(parents=True, exist_ok=True)
     (parts / "win.exe").write_bytes(binary_fixtures.pe())
     if programs is None:
-        programs = {f"linux-{machine}": binary_fixtures.elf(machine, padding=os.urandom(1) * PROGRAM_SIZE) for machine in ("x86_64", "aarch64")}
+        programs = {f"linux-{machine}": binary_fixtures.elf(machine, padding=b"padding!" * (PROGRAM_SIZE // 8)) for machine in ("x86_64", "aarch64")}
     paths = {}
     for system, data in programs.items():
         paths[system] = parts / system
@@ -111,7 +111,7 @@ def replace_tool(tmp_path: Path, env: dict[str, str], name: str, script: str) ->
 
 def in_namespace(setup: str, argv: list[str | Path], env: dict[str, str]) -> Started:
     """Run ``argv`` after ``setup`` (mounts) in a mount namespace of its own; skip where the system allows none."""
-    words = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-Urm"]
+    words = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-Ucm", "--keep-caps"]
     probe = subprocess.run([*words, "sh", "-c", "mount -t tmpfs tmpfs /mnt"], capture_output=True, check=False) if shutil.which("unshare") else None
     if probe is None or probe.returncode != 0:
         pytest.skip("cannot make mount namespaces here")
@@ -443,36 +443,32 @@ def test_read_only_cache_with_a_good_program_is_used(file: Path, shell: list[str
     assert (got.code, got.program, got.errors) == (binary_fixtures.ECHO_EXIT_CODE, first.program, "")
 
 
-NOTHING = "for d in /var/tmp /dev/shm /tmp; do mount -t tmpfs -o ro tmpfs $d; done; mount -t tmpfs -o ro tmpfs /run"
+def nothing_writable(own: Path, options: str) -> str:
+    """Mounts that leave no writable folder but ``own``, mounted with ``options``; what lies in the folders stays visible."""
+    return f"""
+read_only() {{ mount -o remount,bind,ro "$1" 2>/dev/null || mount -o remount,bind,ro,nosuid,nodev "$1" || exit 99; }}
+mount --bind "{own}" "{own}" || exit 99
+case {options} in ro) read_only "{own}";; esac
+mount --rbind /tmp /tmp && read_only /tmp
+for folder in /var/tmp /dev/shm /run; do mount -t tmpfs -o ro tmpfs $folder || exit 99; done
+cd /"""
 
 
-def test_no_folder_at_all_lists_each_with_its_reason(shell: list[str], env: dict[str, str]) -> None:
+def test_no_folder_at_all_lists_each_with_its_reason(shell: list[str], env: dict[str, str], tmp_path: Path) -> None:
     """Everything read-only, the file's own folder too: the message names every folder and what to do."""
-    base = Path.home() / f".opencoti-launcher-test-{os.getpid()}"
-    base.mkdir()
-    try:
-        file = make(base / "exe")
-        (base / "home").mkdir()
-        setup = f'mount --bind "{base}" "{base}" && mount -o remount,bind,ro "{base}"; {NOTHING}'
-        got = in_namespace(setup, [*shell, file], env | {"HOME": str(base / "home"), "TMPDIR": "/tmp"})
-    finally:
-        shutil.rmtree(base)
-    assert got.code == 126 and got.arguments == []
-    for folder in (f"{base}/home/.cache", "/tmp", "/var/tmp", "/dev/shm", f"{base}/exe/.llamafile"):
+    file = make(tmp_path / "exe")
+    got = in_namespace(nothing_writable(tmp_path, "ro"), [*shell, file], env | {"TMPDIR": "/tmp"})
+    assert got.code == 126 and got.arguments == [], got
+    for folder in (f"{env['HOME']}/.cache", "/tmp", "/var/tmp", "/dev/shm", f"{tmp_path}/exe/.llamafile"):
         assert f"\n  {folder}/opencoti-llamafile-{os.getuid()} cannot be made: Read-only file system" in got.errors
     assert "Set OPENCOTI_LLAMAFILE_CACHE to a folder that has 1 MiB free and is not mounted noexec." in got.errors
 
 
-def test_folder_beside_the_file_is_the_last_resort(env: dict[str, str]) -> None:
-    base = Path.home() / f".opencoti-launcher-test-{os.getpid()}"
-    base.mkdir()
-    try:
-        file = make(base)
-        got = in_namespace(NOTHING, ["sh", file], env | {"HOME": "/nonexistent", "TMPDIR": "/tmp"})
-        assert got.code == binary_fixtures.ECHO_EXIT_CODE, got
-        assert got.program.is_relative_to(base / ".llamafile")
-    finally:
-        shutil.rmtree(base)
+def test_folder_beside_the_file_is_the_last_resort(env: dict[str, str], tmp_path: Path) -> None:
+    file = make(tmp_path / "exe")
+    got = in_namespace(nothing_writable(tmp_path, "rw"), ["sh", file], env | {"HOME": "/nonexistent", "TMPDIR": "/tmp"})
+    assert got.code == binary_fixtures.ECHO_EXIT_CODE, got
+    assert got.program.is_relative_to(tmp_path / "exe" / ".llamafile")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
