@@ -123,10 +123,11 @@ def name_problem(name: str) -> str | None:
         return "is empty"
     if len(name.encode("utf-8", "surrogatepass")) > 1024:
         return "is longer than 1024 bytes"
-    if any(unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") for letter in name):
-        return "holds a control or unassigned character"
-    if unicodedata.normalize("NFC", name) != name:
-        return "is not in Unicode normal form C"
+    if not (name.isascii() and name.isprintable()):
+        if any(unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") for letter in name):
+            return "holds a control or unassigned character"
+        if unicodedata.normalize("NFC", name) != name:
+            return "is not in Unicode normal form C"
     if "\\" in name:
         return "holds a backslash"
     if name.startswith("/"):

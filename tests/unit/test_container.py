@@ -328,7 +328,7 @@ def test_facts_that_are_not_json_are_refused(host: Path, payload: list[PayloadEn
 
 def test_kill_at_any_moment_leaves_the_old_file_or_the_new(host: Path, tmp_path: Path) -> None:
     lib = tmp_path / "lib"
-    lib.write_bytes(os.urandom(40 << 20))
+    lib.write_bytes(os.urandom(24 << 20))
     out = tmp_path / "out" / "file"
     old = container.append(host, out, [], engine=ENGINE)
     new = container.append(host, tmp_path / "new", [PayloadEntry("lib", lib)], engine=ENGINE)
@@ -339,10 +339,10 @@ def test_kill_at_any_moment_leaves_the_old_file_or_the_new(host: Path, tmp_path:
     env = os.environ | {"PYTHONPATH": str(Path(container.__file__).parent.parent)}
     states = set()
     moments = random.Random(7)
-    for _ in range(6):
+    for _ in range(4):
         child = subprocess.Popen([sys.executable, "-c", script, str(host), str(out), str(lib), ENGINE], env=env, stdout=subprocess.PIPE)
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        time.sleep(moments.uniform(0.0, 0.15))
+        time.sleep(moments.uniform(0.0, 0.1))
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
