@@ -26,7 +26,7 @@ from .series.workspace import PLACEHOLDER
 CONTEXT = 1
 """Lines of context a hunk has on either side at most."""
 
-SUBJECT_LENGTH = 72
+SUBJECT_LENGTH = 80
 HOOK_LINES = 3
 """A hunk in an upstream file that adds more lines than this is no hook."""
 

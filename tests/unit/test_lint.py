@@ -64,7 +64,7 @@ def at(text: bytes, data: bytes) -> int:
         (b"+int b;", b"+\t", "trailing-space", b"+\t"),
         (b"Hooks: none", b"Hooks: none ", "message-space", b"Hooks"),
         (b"Subject: [PATCH] area: does it", b"Subject: [PATCH] no area", "message-subject", b"Subject"),
-        (b"area: does it", b"area: " + b"longer" * 12, "message-subject", b"Subject"),
+        (b"area: does it", b"area: " + b"longer" * 13, "message-subject", b"Subject"),
         (b"area: does it", b"0010 area: does it", "message-subject", b"Subject"),
         (ID.encode() + b" 100644", ID[:12].encode() + b" 100644", "form", b"diff --git a/src/core.c"),
         (b"From: opencoti", b"From: somebody", "form", b"From 0000"),

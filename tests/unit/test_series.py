@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from series_lab import LINES, Lab, commits, copy_lab, hook, insert, make_lab, plain_git, write_tree
+from series_lab import LINES, Lab, body, commits, copy_lab, hook, insert, make_lab, plain_git, write_tree
 
 from opencoti_build import files, patchfile
 from opencoti_build.archives import tree_digest
@@ -403,6 +403,29 @@ def test_merge_takes_a_3_way_merge_and_writes_it_back(series: Lab) -> None:
     assert "far hook" in text and "hook two" in text
     problems = check(series.folder, series.base(), series.cache).problems
     assert problems and "0020" in problems[0].name
+
+
+def test_patches_of_two_people_meet(series: Lab) -> None:
+    """The second one starts from the base too, and has one hunk that the first one's patch brings already."""
+    place = series.root / "second"
+    subprocess.run(["cp", "-a", series.upstream, place], check=True)
+    plain_git(place, "init", "-q")
+    (place / ".git/info/attributes").write_text("* -text\n")
+    plain_git(place, "add", "-f", "-A")
+    plain_git(place, "commit", "-qm", "import")
+    insert(place / "src/core.c", "line 5", "hook one\n")
+    insert(place / "src/core.c", "line 25", "hook of the second\n")
+    plain_git(place, "commit", "-qam", f"0040 second: from the base\n\n{body()}\n")
+    export_repository(series.folder, place, "HEAD~1", series.console)
+    workspace = series.workspace()
+    with pytest.raises(PatchError, match="0040-second-from-the-base.patch fits only by a 3-way merge.*look it over, then run"):
+        workspace.apply()
+    workspace.abort()
+    done = workspace.apply(merge=True)
+    assert (series.tree / "src/core.c").read_text().count("hook one\n") == 1 and len(done.patches) == 4
+    assert b"hook one" not in (series.folder.path / "0040-second-from-the-base.patch").read_bytes().replace(b" hook one", b"")
+    result = check(series.folder, series.base(), series.cache)
+    assert result.ok and result.tree_id == done.tree_id, result.problems
 
 
 # ---- upkeep ---------------------------------------------------------------------------------------------------------------------
