@@ -323,6 +323,8 @@ def _configure(setup: Setup, source: Path, work: Path, state: Path, flags: Mappi
     if before is None or before.get("anchor") != anchor:
         shutil.rmtree(work, ignore_errors=True)
     record.unlink(missing_ok=True)
+    # A variable that is no longer given would keep its last value there.
+    (work / "CMakeCache.txt").unlink(missing_ok=True)
     console.step(f"Configuring {name}")
     log = state / "configure.log"
     outcome = runner.run(

@@ -134,6 +134,7 @@ def target(name: str, **cmake: str) -> Target:
 X86 = {"FLAGS_avx2": "-mavx2;-mfma", "FLAGS_avx512": "-mavx512f;-mavx512bw"}
 ARM = {"FLAGS_dot": "-march=armv8.2-a+dotprod+fp16"}
 OWN = toolchains.machine_target().name
+LAUNCHED = f"{shutil.which('ccache')}"
 MINE = {"x86_64": X86, "aarch64": ARM}[toolchains.machine_target().arch]
 
 
@@ -267,6 +268,33 @@ def test_a_changed_source_is_compiled_again_and_only_that(tmp_path: Path, cache:
     assert subprocess.run([component.program_path], capture_output=True, text=True, check=True).stdout == "main.cpp 22 y 2\n"
     log = (component.directory / "build.log").read_text()
     assert "part.c.o" in log and "main.cpp.o" not in log
+
+
+@pytest.mark.skipif(shutil.which("ccache") is None, reason="no ccache on this machine")
+def test_a_compiler_launcher_changes_no_byte_and_can_be_switched_off_again(tmp_path: Path, cache: Cache, zig: Toolchain, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, wanted = project(tmp_path / "s"), target(OWN, **MINE)
+    variants = tuple(name.removeprefix("FLAGS_") for name in MINE)
+
+    def program() -> tuple[dict[str, bytes], str]:
+        component = build(wanted, source, zig, cache, tmp_path / "b", variants)
+        content = {path.name: path.read_bytes() for path in component.directory.iterdir() if path.suffix != ".log"}
+        shutil.rmtree(component.directory)
+        shutil.rmtree(tmp_path / "b" / "components" / f"{OWN}-zig" / "build" / "CMakeFiles" / "llama-app.dir")
+        return content, (tmp_path / "b" / "components" / f"{OWN}-zig" / "build" / "build.ninja").read_text()
+
+    plain, rules = program()
+    assert LAUNCHED not in rules
+    monkeypatch.setenv("OPENCOTI_CCACHE", "1")
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "ccache"))
+    for _ in range(2):
+        content, rules = program()
+        assert content == plain and LAUNCHED in rules
+    statistics = subprocess.run(["ccache", "--print-stats"], capture_output=True, text=True, check=True).stdout
+    counts = dict(line.split("\t") for line in statistics.splitlines())
+    assert int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"]) >= 1, statistics
+    monkeypatch.delenv("OPENCOTI_CCACHE")
+    content, rules = program()
+    assert content == plain and LAUNCHED not in rules
 
 
 def test_a_syntax_error_is_the_first_thing_shown(tmp_path: Path, cache: Cache, zig: Toolchain) -> None:
