@@ -6,6 +6,7 @@ told apart by their first bytes; everything the rest of the toolkit wants to kno
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import warnings
@@ -15,15 +16,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import lief
-
 from .errors import BinaryMismatch
-
-lief.logging.disable()
 
 
 HEAD_SIZE = 65536
 """Bytes from a file's start that hold every header looked at here."""
+
+
+@functools.cache
+def _lief() -> Any:
+    """The parser, loaded when the first file is parsed: a third of a second that most commands need not spend."""
+    import lief
+
+    lief.logging.disable()
+    return lief
 
 
 class Format(Enum):
@@ -114,7 +120,7 @@ def _read(head: bytes, source: Any, size: int, name: str) -> Binary:
     kind = sniff(head)
     if kind is None:
         raise BinaryMismatch(f"{name} is neither an ELF, a PE nor a Mach-O file.")
-    parse = {Format.ELF: lief.ELF.parse, Format.PE: lief.PE.parse, Format.MACHO: lief.MachO.parse}[kind]
+    parse = {Format.ELF: _lief().ELF.parse, Format.PE: _lief().PE.parse, Format.MACHO: _lief().MachO.parse}[kind]
     convert = {Format.ELF: _elf, Format.PE: _pe, Format.MACHO: _macho}[kind]
     try:
         with warnings.catch_warnings():
@@ -184,7 +190,7 @@ def _elf_bounds(head: bytes, size: int) -> list[str]:
 
 def _is_pie(parsed: Any) -> bool:
     """Static PIE programs have no interpreter; DF_1_PIE tells them from libraries."""
-    flags = parsed.get(lief.ELF.DynamicEntry.TAG.FLAGS_1)
+    flags = parsed.get(_lief().ELF.DynamicEntry.TAG.FLAGS_1)
     return flags is not None and bool(flags.value & 0x08000000)
 
 
@@ -194,7 +200,7 @@ def _pe(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     for section in parsed.sections:
         if section.pointerto_raw_data + section.sizeof_raw_data > size:
             problems.append(f"section {section.name} reaches beyond the end of the file (truncated?)")
-    is_library = parsed.header.has_characteristic(lief.PE.Header.CHARACTERISTICS.DLL)
+    is_library = parsed.header.has_characteristic(_lief().PE.Header.CHARACTERISTICS.DLL)
     needed = [entry.name.lower() for entry in parsed.imports] + [entry.name.lower() for entry in getattr(parsed, "delay_imports", ())]
     exports = parsed.get_export() if parsed.has_exports else None
     return Binary(
@@ -203,7 +209,7 @@ def _pe(parsed: Any, head: bytes, size: int, name: str) -> Binary:
         Kind.LIBRARY if is_library else Kind.PROGRAM,
         tuple(dict.fromkeys(needed)),
         exports=tuple(sorted(entry.name for entry in exports.entries if entry.name)) if exports is not None else (),
-        signed=parsed.data_directory(lief.PE.DataDirectory.TYPES.CERTIFICATE_TABLE).size > 0,
+        signed=parsed.data_directory(_lief().PE.DataDirectory.TYPES.CERTIFICATE_TABLE).size > 0,
         problems=tuple(problems),
     )
 
