@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,10 @@ def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = 
             except KeyboardInterrupt as error:
                 Console().error("Interrupted: run the same command again to go on from here.")
                 raise Exit(code=130) from error
+            except BrokenPipeError as error:
+                # The reader (``| head``) has had enough: end as a program that a SIGPIPE ends, and let nothing be flushed any more.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise Exit(code=141) from error
             except (Exit, SystemExit):
                 raise
             except Exception as error:

@@ -24,6 +24,8 @@ def fetch(c, name="all", force=False):
     """Bring a pin."""
     if name == "bad":
         raise LintError("The pin is bad.", details="expected 1, got 2")
+    if name == "long":
+        print("line\\n" * 1000000)
     if name == "worse":
         raise KeyError(name)
     print("fetch", name, force)
@@ -103,3 +105,10 @@ def test_an_error_is_a_sentence_and_its_exit_code(call):
 def test_a_defect_is_named_as_one(call):
     code, _, errors = call("vendor", "fetch", "worse")
     assert code == 70 and "defect" in errors and "Traceback" not in errors
+
+
+def test_a_reader_that_has_enough_is_no_defect(tmp_path):
+    (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
+    words = f"{sys.executable} -m invoke vendor fetch long | head -1"
+    done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"})
+    assert done.stdout == "line\n" and done.stderr == ""
