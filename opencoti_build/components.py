@@ -197,6 +197,13 @@ def build_engine(
     return component
 
 
+def warm(toolchain: Toolchain, targets: Sequence[Target], *, cache: Cache, console: Console, runner: Runner, build_root: Path) -> None:
+    """Before engines for several targets are built: what can be done for all of them side by side. Raises ToolchainError."""
+    scratch = build_root / "components" / f"{toolchain.name}.tmp"
+    scratch.mkdir(parents=True, exist_ok=True)
+    toolchain.warm(targets, cache, runner, console, scratch=scratch)
+
+
 def cache_variables(
     target: Target,
     toolchain: Toolchain,

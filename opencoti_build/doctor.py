@@ -29,9 +29,9 @@ from .toolchains.base import ToolSource, first_version, which
 from .vendors import Fetcher, Pin, Role, State, load_pins
 
 PYTHON = (3, 11)
-DISK_NEEDED = 6 << 30
-"""Bytes a first universal build takes: toolchain 0.5 GiB, zig's runtimes 0.5 GiB, sources, three build folders, artifacts; rounded up."""
-DISK_SCARCE = 12 << 30
+DISK_NEEDED = 3 << 30
+"""Bytes a first universal build takes: toolchain 0.6 GiB, zig's runtimes 0.4 GiB, sources 0.2 GiB, build folders 0.5 GiB, artifacts; rounded up."""
+DISK_SCARCE = 6 << 30
 
 
 class Status(Enum):

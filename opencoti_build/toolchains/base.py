@@ -8,7 +8,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import yaml
 
 from ..cache import Cache
+from ..console import Console
 from ..errors import DataError, ToolchainError, UsageError
 from ..runner import Runner
 from ..vendors import Fetcher, Pin, find_pin
@@ -238,6 +239,10 @@ class Toolchain(Protocol):
 
     def prepare(self, target: Target, cache: Cache, runner: Runner, *, scratch: Path) -> Setup:
         """Fetch, unpack, write wrappers; ``scratch`` is a folder the build may use. Raises ToolchainError."""
+        ...
+
+    def warm(self, targets: Sequence[Target], cache: Cache, runner: Runner, console: Console, *, scratch: Path) -> None:
+        """Do at once, in parallel, what the first build for each of ``targets`` would do one after the other. Raises ToolchainError."""
         ...
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import files
 from ..cache import Cache, digest_of
+from ..console import Console
 from ..errors import OpencotiError, ToolchainError
 from ..runner import Runner
 from ..vendors import Fetcher, Pin, find_pin
@@ -145,6 +146,9 @@ class CosmoccToolchain:
             with cache.producing("toolchain", key) as directory:
                 files.write_text(directory / "toolchain.cmake", text)
         return Setup(tools, (f"-DCMAKE_TOOLCHAIN_FILE={(place / 'toolchain.cmake').as_posix()}",), environment, ((folder.parent, "cosmocc"),), fingerprint=digest_of([key, identity]))
+
+    def warm(self, targets: Sequence[Target], cache: Cache, runner: Runner, console: Console, *, scratch: Path) -> None:
+        """Its runtimes are built already."""
 
     def join(self, programs: Mapping[str, Path], out: Path, runner: Runner) -> None:
         """Join the programs, one an architecture (their ``.com.dbg``/ELF form), into the executable ``out``. Raises ToolchainError."""

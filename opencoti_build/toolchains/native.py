@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..cache import Cache, digest_of
+from ..console import Console
 from ..errors import DownloadError, OfflineError, ToolchainError, UsageError
 from ..runner import Runner
 from .base import BuildTools, Setup, Target, ToolSource, ccache_program, ccache_settings, clean_environment, cmake_quote, first_version, machine_target, which
@@ -129,6 +130,9 @@ class NativeToolchain:
         # The compiler may have been replaced under the same name.
         fingerprint = digest_of([key, *self.identity(target).values()])
         return Setup(tools, tuple(arguments), environment, fingerprint=fingerprint)
+
+    def warm(self, targets: Sequence[Target], cache: Cache, runner: Runner, console: Console, *, scratch: Path) -> None:
+        """Its runtimes are built already."""
 
 
 def _tool(source: ToolSource | None, name: str) -> Path:

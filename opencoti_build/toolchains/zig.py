@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import files
 from ..cache import Cache, digest_of
+from ..console import Console
 from ..errors import ToolchainError
 from ..runner import Runner
 from .base import BuildTools, Recipe, Setup, Target, ToolSource, ccache_program, ccache_settings, clean_environment, cmake_quote, load_recipe
@@ -55,18 +57,66 @@ class ZigToolchain:
         """Unpack the three wheels and write the wrappers, unless both are there already. Raises ToolchainError."""
         program = self.zig.locate()
         tools = BuildTools(self.cmake.locate(), self.ninja.locate())
-        # zig's own cache holds the C and C++ runtime of every target, a minute of work each: shared by all builds.
-        zig_cache = cache.root / "zig" / f"{self.zig.version}-{self.zig.digest[:16]}"
+        zig_cache = self._zig_cache(cache)
         zig_cache.mkdir(parents=True, exist_ok=True)
         folder = write_toolchain(target, load_recipe(), program, tools, zig_cache, cache)
-        environment = clean_environment((folder,), scratch)
-        environment.update(ZIG_GLOBAL_CACHE_DIR=str(zig_cache), ZIG_LOCAL_CACHE_DIR=str(zig_cache))
+        environment = self._environment(folder, cache, scratch)
         arguments = [f"-DCMAKE_TOOLCHAIN_FILE={(folder / 'toolchain.cmake').as_posix()}"]
         if ccache := ccache_program():
             words, more = ccache_settings(ccache, cache, digest_of(self.identity(target)))
             arguments += words
             environment.update(more)
         return Setup(tools, tuple(arguments), environment, ((program.parent, "zig"),), fingerprint=folder.name)
+
+    def warm(self, targets: Sequence[Target], cache: Cache, runner: Runner, console: Console, *, scratch: Path) -> None:
+        """Have zig build its C and C++ runtimes for all ``targets`` side by side.
+
+        It does so when a program is first linked for a target, a minute of work on one core, while CMake waits in its checks.
+        """
+        folders = [Path(self.prepare(target, cache, runner, scratch=scratch).arguments[0].partition("=")[2]).parent for target in targets]
+        cold = [(target, folder) for target, folder in zip(targets, folders, strict=True) if not self._warm_mark(cache, folder).exists()]
+        if not cold:
+            return
+        with console.progress("Building the C++ runtime of " + ", ".join(target.name for target, _ in cold), total=len(cold)) as meter, ThreadPoolExecutor(len(cold)) as pool:
+            for done in as_completed([pool.submit(self._link_a_program, target, folder, cache, runner, scratch) for target, folder in cold]):
+                done.result()
+                meter.advance()
+
+    def _link_a_program(self, target: Target, folder: Path, cache: Cache, runner: Runner, scratch: Path) -> None:
+        place = scratch / f"warm-{target.name}"
+        place.mkdir(parents=True, exist_ok=True)
+        files.write_text(place / "main.cpp", _RUNTIME_USER)
+        environment = self._environment(folder, cache, scratch)
+        compiler = folder / ("c++.cmd" if os.name == "nt" else "c++")
+        # The words CMake adds; they belong to what zig tells one runtime from another by.
+        runner.run((compiler, "-O3", "-DNDEBUG", *target.link, *target.link_program, "main.cpp", "-o", "main.exe"), cwd=place, env=environment, error=ToolchainError)
+        files.write_text(self._warm_mark(cache, folder), "")
+
+    def _warm_mark(self, cache: Cache, folder: Path) -> Path:
+        return self._zig_cache(cache) / f"warm-{folder.name}"
+
+    def _zig_cache(self, cache: Cache) -> Path:
+        """zig's own cache: the runtimes of every target, shared by all builds."""
+        return cache.root / "zig" / f"{self.zig.version}-{self.zig.digest[:16]}"
+
+    def _environment(self, folder: Path, cache: Cache, scratch: Path) -> dict[str, str]:
+        zig_cache = str(self._zig_cache(cache))
+        return {**clean_environment((folder,), scratch), "ZIG_GLOBAL_CACHE_DIR": zig_cache, "ZIG_LOCAL_CACHE_DIR": zig_cache}
+
+
+_RUNTIME_USER = """#include <iostream>
+#include <stdexcept>
+#include <thread>
+int main() {
+    std::thread([] {
+        try {
+            throw std::runtime_error("thrown");
+        } catch (const std::exception & e) {
+            std::cout << e.what() << std::endl;
+        }
+    }).join();
+}
+"""
 
 
 def write_toolchain(target: Target, recipe: Recipe, zig: Path, tools: BuildTools, zig_cache: Path, cache: Cache) -> Path:

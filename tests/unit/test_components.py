@@ -17,7 +17,7 @@ import textwrap
 import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -98,6 +98,9 @@ class StandIn:
 
     def versions(self) -> Mapping[str, str]:
         return {"stand-in": "1.0"}
+
+    def warm(self, targets: Sequence[Target], cache: Cache, runner: Runner, console: Console, *, scratch: Path) -> None:
+        (scratch / "warm").write_text(" ".join(target.name for target in targets))
 
     def prepare(self, target: Target, cache: Cache, runner: Runner, *, scratch: Path) -> Setup:
         values = {"calls": shlex.quote(str(self.root / "calls")), "root": shlex.quote(str(self.root)), "abi": ABI}
@@ -243,6 +246,12 @@ def test_each_input_has_its_own_result(lab: Lab, change: dict[str, Any]) -> None
     assert second.key != first.key and len(lab.stored()) == 2
     assert lab.build() == first and lab.build(**change) == second
     assert lab.calls.count("ninja") == 2
+
+
+def test_warming_is_the_toolchains_business(lab: Lab) -> None:
+    targets = [TARGET, target_named("windows-x86_64")]
+    components.warm(StandIn(lab.root), targets, cache=lab.cache, console=Console(lab.text, mode=Mode.PLAIN), runner=SystemRunner(), build_root=lab.root / "build")
+    assert (lab.root / "build" / "components" / "stand-in.tmp" / "warm").read_text() == "linux-x86_64 windows-x86_64"
 
 
 def test_another_toolchain_starts_a_fresh_build_directory(lab: Lab) -> None:

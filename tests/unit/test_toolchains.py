@@ -198,6 +198,26 @@ def test_identity_and_versions_fetch_nothing() -> None:
     assert other.identity(target) != toolchain.identity(target)
 
 
+@posix_only
+def test_warming_links_a_program_for_each_cold_target_once(tmp_path: Path, cache: Cache) -> None:
+    record = tmp_path / "record"
+    program = script(tmp_path / "zig", 'echo "$@" >>' + shlex.quote(str(record)) + "\nprintf x >main.exe\n")
+    script(program, "#!/bin/sh\n" + program.read_text())
+    toolchain = zig.ZigToolchain(*(base.ToolSource(name, "1", "ab", lambda: program) for name in ("zig", "cmake", "ninja")))
+    targets = [toolchains.target_named(name) for name in ("linux-x86_64", "windows-x86_64")]
+    quiet = Console(io.StringIO(), mode=Mode.QUIET)
+    toolchain.warm(targets[:1], cache, SystemRunner(), quiet, scratch=tmp_path / "scratch")
+    toolchain.warm(targets, cache, SystemRunner(), quiet, scratch=tmp_path / "scratch")
+    toolchain.warm(targets, cache, SystemRunner(), quiet, scratch=tmp_path / "scratch")
+    lines = record.read_text().splitlines()
+    assert [line.split()[2] for line in lines] == ["x86_64-linux-gnu.2.28", "x86_64-windows-gnu"]
+    assert all(line.endswith("main.cpp -o main.exe") for line in lines)
+    assert "-pie" in lines[0].split() and "-pie" not in lines[1].split()
+    script(program, "#!/bin/sh\necho 'error: no'\nexit 1\n")
+    with pytest.raises(ToolchainError):
+        toolchain.warm([toolchains.target_named("linux-aarch64")], cache, SystemRunner(), quiet, scratch=tmp_path / "scratch")
+
+
 # ---- the environment of a build ---------------------------------------------------------------------------------------------------
 
 
