@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from .base import BuildTools, Setup, Target, ToolSource, ccache_program, ccache_
 COMPILERS = (("gcc", "g++"), ("clang", "clang++"), ("cc", "c++"))
 """Pairs tried in this order when CC and CXX do not say which."""
 
+LAST_GCC_WITH_BROKEN_AMX = 12
+"""See ``NativeToolchain._words``."""
+
 
 @dataclass(frozen=True)
 class Compilers:
@@ -31,6 +35,12 @@ class Compilers:
     c: Path
     cxx: Path
     version: str
+
+    @property
+    def gcc_major(self) -> int | None:
+        """The major version of GCC, None for another compiler (``gcc (Debian 12.2.0-14) 12.2.0``)."""
+        match = re.search(r"\) (\d+)\.", self.version)
+        return int(match.group(1)) if match and "clang" not in self.version.lower() else None
 
 
 def find_compilers(runner: Runner, environment: Mapping[str, str] = os.environ) -> Compilers | None:
@@ -88,6 +98,16 @@ class NativeToolchain:
             return error.message
         return None if target.name == own else f"The machine's own compiler builds for {own}, not for {target.name}: use the zig toolchain."
 
+    def _words(self) -> str:
+        """What every compile gets beyond the project's flags.
+
+        GCC up to 12 drops stores of the AMX tile configuration (its _tile_loadconfig claims to read 8 of 64 bytes), and the first
+        tile instruction then ends the program: on a processor with AMX, -march=native must leave it out.
+        """
+        c = self.compilers
+        broken = self.own_isa and machine_target().arch == "x86_64" and c.gcc_major is not None and c.gcc_major <= LAST_GCC_WITH_BROKEN_AMX
+        return "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" if broken else ""
+
     def cmake_overrides(self) -> dict[str, str]:
         """Cache variables it changes."""
         return {"GGML_NATIVE": "ON" if self.own_isa else "OFF", "GGML_OPENMP": "ON" if self.openmp else "OFF"}
@@ -96,7 +116,7 @@ class NativeToolchain:
         """The compilers, and with ``own_isa`` all that -march=native means here (the compiler's own macros)."""
         c = self.compilers
         macros = self.runner.run((c.c, *(("-march=native",) if self.own_isa else ()), "-dM", "-E", "-x", "c", os.devnull), error=ToolchainError).output
-        return {"toolchain": self.name, "compilers": [str(c.c), str(c.cxx), c.version], "macros": digest_of(macros)}
+        return {"toolchain": self.name, "compilers": [str(c.c), str(c.cxx), c.version], "macros": digest_of(macros), "words": self._words()}
 
     def versions(self) -> Mapping[str, str]:
         """The compiler; cmake and ninja have no influence on a byte."""
@@ -110,7 +130,7 @@ class NativeToolchain:
                 f"set(CMAKE_C_COMPILER {cmake_quote(self.compilers.c)})",
                 f"set(CMAKE_CXX_COMPILER {cmake_quote(self.compilers.cxx)})",
                 f'set(CMAKE_MAKE_PROGRAM {cmake_quote(tools.ninja)} CACHE FILEPATH "" FORCE)',
-                *(f'set(CMAKE_{language}_FLAGS_INIT "${{OPENCOTI_PREFIX_MAPS}}")' for language in ("C", "CXX")),
+                *(f'set(CMAKE_{language}_FLAGS_INIT "{self._words()} ${{OPENCOTI_PREFIX_MAPS}}")' for language in ("C", "CXX")),
                 *(f'set(CMAKE_{kind}_LINKER_FLAGS_INIT "-s")' for kind in ("EXE", "SHARED", "MODULE") if target.os != "macos"),
                 "",
             ]

@@ -19,7 +19,7 @@ LENGTH = 24
 
 def completions(engine: Path, model: Path, *flags: str) -> list[dict[str, Any]]:
     """Greedy continuations with the ten best log-probabilities of every token, in full precision as JSON carries it."""
-    with ServerProcess(engine, model, "--threads", "2", "--parallel", "1", "--ctx-size", "1024", *flags) as server:
+    with ServerProcess(engine, model, "--threads", "2", "--parallel", "1", "--ctx-size", "1024", *flags, mode=("serve",)) as server:
         answers = [server.complete(prompt, LENGTH, n_probs=10, cache_prompt=False) for prompt in PROMPTS]
     return [{"content": answer["content"], "probabilities": answer["completion_probabilities"]} for answer in answers]
 

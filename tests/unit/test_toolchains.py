@@ -59,7 +59,7 @@ def test_the_targets_of_the_universal_file_are_there_with_their_floor_and_varian
         assert targets[name].zig_triple == f"{targets[name].arch}-linux-gnu.2.28"
     assert targets["windows-x86_64"].zig_triple == "x86_64-windows-gnu"
     assert targets["windows-x86_64"].library_name("avx2") == "ggml-cpu-avx2-win-x86_64.dll"
-    assert targets["linux-x86_64"].variants == ("avx2", "avx512", "avx512vnni")
+    assert targets["linux-x86_64"].variants == ("avx2", "avx512", "avx512vnni", "amx")
     assert targets["linux-aarch64"].library_name("armv8.6") == "ggml-cpu-armv8.6-aarch64.so"
     for target in targets.values():
         assert f"{target.os}-{target.arch}" == target.name
@@ -419,3 +419,17 @@ def test_toolchains_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="zig"):
         toolchains.named("msvc", fetcher, pins)
     assert not any(tmp_path.iterdir()), "nothing was fetched"
+
+
+@pytest.mark.parametrize(
+    ("line", "major"),
+    [
+        ("gcc (Debian 12.2.0-14+deb12u1) 12.2.0", 12),
+        ("gcc (GCC) 14.2.1 20240912 (Red Hat 14.2.1-3)", 14),
+        ("cc (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", 11),
+        ("Debian clang version 14.0.6", None),
+        ("unknown", None),
+    ],
+)
+def test_the_major_version_of_gcc_is_read_from_its_first_line(line, major):
+    assert native.Compilers(Path("gcc"), Path("g++"), line).gcc_major == major
