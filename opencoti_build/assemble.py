@@ -117,6 +117,13 @@ class Builder:
         self.timings.put(self._timing(name, pristine), time.monotonic() - started)
         return component
 
+    def _warm(self, names: Sequence[str]) -> None:
+        """Several engines to build: what the toolchain can do for all of them at once comes first."""
+        cold = [self._target(name) for name in names if self._built(name) is None]
+        if len(cold) > 1:
+            workshop = self.workshop
+            components.warm(self.toolchain, cold, cache=workshop.cache, console=workshop.console, runner=workshop.runner, build_root=workshop.project.build)
+
     def _timing(self, name: str, pristine: bool = False) -> str:
         return f"engine {name} {self.toolchain.name}{' pristine' if pristine else ''}"
 
@@ -162,7 +169,9 @@ class Builder:
         if strict and plan.missing:
             names = ", ".join(part.name for part in plan.missing)
             raise IncompleteError(f"{plan.artifact} would lack {names}: bring the components, or build without --strict.")
-        engines = {name: self.engine(name) for name in dict.fromkeys([*self.host_targets(variant), *_engine_targets(variant)])}
+        names = list(dict.fromkeys([*self.host_targets(variant), *_engine_targets(variant)]))
+        self._warm(names)
+        engines = {name: self.engine(name) for name in names}
         host = self.host([engines[name] for name in self.host_targets(variant)], variant)
         entries = self._entries(variant, engines)
         path = out / plan.artifact
