@@ -169,9 +169,9 @@ class Builder:
         if strict and plan.missing:
             names = ", ".join(part.name for part in plan.missing)
             raise IncompleteError(f"{plan.artifact} would lack {names}: bring the components, or build without --strict.")
-        names = list(dict.fromkeys([*self.host_targets(variant), *_engine_targets(variant)]))
-        self._warm(names)
-        engines = {name: self.engine(name) for name in names}
+        targets = list(dict.fromkeys([*self.host_targets(variant), *_engine_targets(variant)]))
+        self._warm(targets)
+        engines = {name: self.engine(name) for name in targets}
         host = self.host([engines[name] for name in self.host_targets(variant)], variant)
         entries = self._entries(variant, engines)
         path = out / plan.artifact
