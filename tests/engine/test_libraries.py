@@ -247,6 +247,14 @@ def test_log_disable_is_quiet(single: Path, library: Library, home: Path) -> Non
     assert cache_copy(single.parent, library).exists()
 
 
+def test_empty_variables_count_as_unset(plain: Path, home: Path) -> None:
+    names = ("GPU", "CPU_VARIANT", "GPU_LIBRARY", "CPU_LIBRARY")
+    result = start(plain, *LOAD, home=home, extra={f"OPENCOTI_LLAMAFILE_{name}": "" for name in names})
+    assert result.returncode == 0 and "Available devices" in result.stdout
+    result = start(plain, *LOAD, "--cpu-library", "", home=home)
+    assert result.returncode == 1 and one_line(result.stderr)
+
+
 def test_options_are_in_the_help(plain: Path, home: Path) -> None:
     text = start(plain, "completion", "--help", home=home).stdout
     for word in ("--gpu ", "--cpu-variant", "--gpu-library", "--cpu-library", "OPENCOTI_LLAMAFILE_GPU"):
