@@ -15,6 +15,7 @@ from server_process import ServerProcess, clean_environment
 
 from opencoti_build import manifest
 
+WINE = next((found for name in ("wine64", "wine", "/usr/lib/wine/wine64") if (found := shutil.which(name))), None)
 AARCH64_LOADER = Path("/usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1")
 
 
@@ -139,17 +140,17 @@ def test_the_aarch64_program_runs_and_loads_its_library(file: Path, model: Path,
     assert "ggml-cpu-armv8" in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(shutil.which("wine") is None, reason="wine is not installed")
+@pytest.mark.skipif(WINE is None, reason="wine is not installed")
 def test_under_wine_it_says_its_version_and_lists_and_extracts(file: Path, universal: Path, tmp_path: Path) -> None:
     document = manifest.read(manifest.beside(universal))
     prefix = {"WINEPREFIX": str(tmp_path / "wine"), "WINEDEBUG": "-all", "PATH": os.environ["PATH"]}
-    done = run(["wine", str(file), "--version"], tmp_path, **prefix)
+    done = run([WINE, str(file), "--version"], tmp_path, **prefix)
     assert done.returncode == 0 and done.stdout.splitlines()[0].strip() == document.engine, done.stderr
-    listed = run(["wine", str(file), "payload", "list"], tmp_path, **prefix)
+    listed = run([WINE, str(file), "payload", "list"], tmp_path, **prefix)
     assert listed.returncode == 0 and "ggml-cpu-avx2-win-x86_64.dll" in listed.stdout
     out = tmp_path / "out"
     out.mkdir()
-    done = run(["wine", str(file), "payload", "extract", "ggml-cpu-avx2-win-x86_64.dll", "--to", f"Z:{out}"], tmp_path, **prefix)
+    done = run([WINE, str(file), "payload", "extract", "ggml-cpu-avx2-win-x86_64.dll", "--to", f"Z:{out}"], tmp_path, **prefix)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(file) as archive:
         assert (out / "ggml-cpu-avx2-win-x86_64.dll").read_bytes() == archive.read("ggml-cpu-avx2-win-x86_64.dll")
