@@ -133,11 +133,11 @@ class Node:
                 hint = f"; did you mean {near[0]!r}" if near else f"; known are {', '.join(sorted(names))}"
                 raise self.fail(f"unknown field {key!r}{hint}")
 
-    def items(self) -> list[Node]:
-        """The elements of a list that is not empty."""
+    def items(self, *, empty: bool = False) -> list[Node]:
+        """The elements of a list; one without elements is refused unless ``empty`` allows it."""
         if not isinstance(self.value, list):
             raise self.fail(f"expected a list, found {_kind(self.value)}")
-        if not self.value:
+        if not self.value and not empty:
             raise self.fail("the list is empty")
         return [self._child(str(index), value) for index, value in enumerate(self.value)]
 

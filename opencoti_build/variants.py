@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from .errors import DataError, UsageError
+from .schema import Node, parse_yaml, read_text
 
 
 class HostKind(Enum):
@@ -69,25 +68,23 @@ class Variant:
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Variant:
-        """Build from parsed YAML. Raises DataError naming ``where``, the key and what is allowed."""
-        fields = _checked(data, where, required={"name", "suffix", "title", "host", "runs_on", "libraries"}, allowed={"toolchain"})
-        try:
-            host = HostKind(fields["host"])
-        except ValueError as error:
-            raise DataError(f"{where}: host is {fields['host']!r}; it must be one of {[kind.value for kind in HostKind]}.") from error
-        libraries = tuple(_library(item, f"{where}: libraries[{index}]") for index, item in enumerate(_list(fields["libraries"], where, "libraries")))
+        """Build from parsed YAML. Raises DataError naming ``where``, the field and what is allowed."""
+        node = Node(data, where).mapping()
+        libraries = tuple(_library(item) for item in node.get("libraries").items(empty=True))
         names = [library.entry for library in libraries if isinstance(library, ComponentLibrary)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{where}: entry {twice[0]!r} is listed twice.")
-        return cls(
-            name=str(fields["name"]),
-            suffix=str(fields["suffix"]),
-            title=str(fields["title"]),
-            host=host,
-            toolchain=str(fields.get("toolchain", "zig")),
-            runs_on=tuple(str(target) for target in _list(fields["runs_on"], where, "runs_on")),
+            raise node.get("libraries").fail(f"the entry {twice[0]!r} is listed twice")
+        variant = cls(
+            name=node.get("name").text(),
+            suffix=node.get("suffix").text(),
+            title=node.get("title").text(),
+            host=HostKind(node.get("host").one_of(kind.value for kind in HostKind)),
+            toolchain=node.optional("toolchain", Node.text, "zig"),
+            runs_on=tuple(target.text() for target in node.get("runs_on").items()),
             libraries=libraries,
         )
+        node.done()
+        return variant
 
 
 def load(directory: Path) -> dict[str, Variant]:
@@ -95,11 +92,7 @@ def load(directory: Path) -> dict[str, Variant]:
     variants: dict[str, Variant] = {}
     for path in sorted(directory.glob("*.yaml")):
         where = f"variants/{path.name}"
-        try:
-            data = yaml.safe_load(path.read_text("utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise DataError(f"{where} cannot be read as YAML: {str(error).splitlines()[0]}.", details=str(error)) from error
-        variant = Variant.from_dict(data, where)
+        variant = Variant.from_dict(parse_yaml(read_text(path), where), where)
         if variant.name != path.stem:
             raise DataError(f"{where}: its name is {variant.name!r}; file and name must agree.")
         variants[variant.name] = variant
@@ -117,28 +110,11 @@ def choose(variants: dict[str, Variant], name: str) -> Variant:
     raise UsageError(f"There is no variant {name!r}.{hint} There are: {', '.join(variants)}.")
 
 
-def _library(item: Any, where: str) -> Library:
-    if isinstance(item, dict) and "engine" in item:
-        fields = _checked(item, where, required={"engine", "kind"})
-        return EngineLibraries(target=str(fields["engine"]), kind=str(fields["kind"]))
-    keys = {"component", "kind", "variant", "os", "arch", "entry", "file"}
-    fields = _checked(item, where, required=keys)
-    return ComponentLibrary(**{key: str(fields[key]) for key in keys})
-
-
-def _checked(data: Any, where: str, *, required: set[str], allowed: set[str] = frozenset()) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise DataError(f"{where} must be a mapping with the keys {', '.join(sorted(required))}.")
-    if missing := sorted(required - data.keys()):
-        raise DataError(f"{where}: the key {missing[0]!r} is missing.")
-    if unknown := sorted(map(str, data.keys() - required - allowed)):
-        near = difflib.get_close_matches(unknown[0], required | allowed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"{where}: unknown key {unknown[0]!r}.{hint}")
-    return data
-
-
-def _list(value: Any, where: str, key: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise DataError(f"{where}: {key} must be a list.")
-    return value
+def _library(node: Node) -> Library:
+    library: Library
+    if node.has("engine"):
+        library = EngineLibraries(target=node.get("engine").text(), kind=node.get("kind").text())
+    else:
+        library = ComponentLibrary(**{field.name: node.get(field.name).text() for field in fields(ComponentLibrary)})
+    node.done()
+    return library

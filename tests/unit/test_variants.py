@@ -46,16 +46,18 @@ def test_every_gpu_library_has_one_published_name_per_system():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("host: universal", "host: ape"), "host is 'ape'"),
-        (("title: A small one\n", ""), "the key 'title' is missing"),
-        (("suffix:", "sufix:"), "the key 'suffix' is missing"),
-        (("title: A small one", "title: A small one\ntoolchian: zig"), "Did you mean 'toolchain'?"),
+        (("host: universal", "host: ape"), "host: 'ape' is not known; known are universal, program"),
+        (("title: A small one\n", ""), "the field 'title' is missing"),
+        (("suffix:", "sufix:"), "the field 'suffix' is missing; is 'sufix' meant to be it"),
+        (("title: A small one", "title: A small one\ntoolchian: zig"), "unknown field 'toolchian'; did you mean 'toolchain'"),
+        (("title: A small one", "title: A small one\ntitle: Another"), "the key 'title' stands twice"),
         (("name: small", "name: other"), "file and name must agree"),
-        (("{engine: linux-x86_64, kind: cpu}", "{component: cuda}"), "libraries[0]: the key"),
-        (("runs_on: [linux-x86_64]", "runs_on: linux"), "runs_on must be a list"),
-        (("host: universal", "host: [universal"), "cannot be read as YAML"),
-        ((GOOD, "just text"), "must be a mapping"),
-        ((GOOD, ""), "must be a mapping"),
+        (("{engine: linux-x86_64, kind: cpu}", "{component: cuda}"), "libraries.0: the field 'kind' is missing"),
+        (("runs_on: [linux-x86_64]", "runs_on: linux"), "runs_on: expected a list, found text"),
+        (("runs_on: [linux-x86_64]", "runs_on: []"), "runs_on: the list is empty"),
+        (("host: universal", "host: [universal"), "is not YAML as expected"),
+        ((GOOD, "just text"), "expected a mapping"),
+        ((GOOD, ""), "expected a mapping"),
     ],
 )
 def test_bad_data_is_one_clear_sentence(tmp_path, change, sentence):
@@ -67,7 +69,7 @@ def test_bad_data_is_one_clear_sentence(tmp_path, change, sentence):
 
 def test_an_entry_listed_twice_is_refused(tmp_path):
     row = "  - {component: a, kind: cuda, variant: v, os: linux, arch: x86_64, entry: e.so, file: f.so}\n"
-    with pytest.raises(DataError, match="'e.so' is listed twice"):
+    with pytest.raises(DataError, match="the entry 'e.so' is listed twice"):
         variants.load(write(tmp_path, "small", GOOD + row + row))
 
 
