@@ -167,6 +167,20 @@ def environment(git_dir: Path | None, work_tree: Path | None, ambient: Mapping[s
     return result
 
 
+_REDIRECTING = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE",
+    "GIT_COMMON_DIR", "GIT_ATTR_SOURCE", "GIT_DEFAULT_HASH", "GIT_TEMPLATE_DIR", "GIT_QUARANTINE_PATH",
+)  # fmt: skip
+
+
+def network_environment(ambient: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for fetching from a server: nothing that points git at another repository, no questions; unlike
+    ``environment`` it leaves the user's configuration in place, for its proxies, certificates and keys.
+    """
+    kept = {name: value for name, value in ambient.items() if name not in _REDIRECTING}
+    return kept | {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+
+
 @dataclass(frozen=True)
 class Git:
     """One repository: ``git_dir``, and the ``work_tree`` where there is one. ``index`` is a private index file, if any."""

@@ -7,25 +7,15 @@ nothing; a pin names them separately.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from .errors import ChecksumError, GitError
+from .git import network_environment
 from .runner import Runner
 
 _REF = "refs/pin/wanted"
 _ATTRIBUTES = "* -text -ident -filter -working-tree-encoding -export-ignore -export-subst\n"
-_REDIRECTING = (
-    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE",
-    "GIT_COMMON_DIR", "GIT_ATTR_SOURCE", "GIT_DEFAULT_HASH", "GIT_TEMPLATE_DIR", "GIT_QUARANTINE_PATH",
-)  # fmt: skip
-
-
-def git_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for git: nothing that points it at another repository, no questions; the user's proxies and keys stay."""
-    kept = {name: value for name, value in environment.items() if name not in _REDIRECTING}
-    return kept | {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
 
 
 def fetch_tar(runner: Runner, url: str, tag: str, commit: str | None, scratch: Path, *, on_line: Callable[[str], None] | None = None) -> tuple[Path, str]:
@@ -34,7 +24,7 @@ def fetch_tar(runner: Runner, url: str, tag: str, commit: str | None, scratch: P
     Raises GitError when git is absent or fails, or the server left objects out, ChecksumError when the tag names another commit.
     """
     repository = scratch / "repository.git"
-    environment = git_environment()
+    environment = network_environment()
 
     def git(*words: str, check: bool = True, watch: bool = False) -> tuple[int, str]:
         argv = ["git", f"--git-dir={repository}", *words]
