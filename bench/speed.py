@@ -46,13 +46,14 @@ def main() -> int:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rival", default="native-openmp", help="toolchain of the rival: native-openmp (upstream's default) or native (without OpenMP)")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--write", action="store_true", help="write the table to docs/evaluations/single-file-speed.md")
     given = parser.parse_args()
     project = find_project()
     workshop = CommandContext(project, Console(), SystemRunner(), Cache(default_root()), offline=False, dry_run=False)
-    vanilla = assemble.engine(workshop, "native", toolchain="native-openmp", pristine=True).program_path
+    vanilla = assemble.engine(workshop, "native", toolchain=given.rival, pristine=True).program_path
     rows: list[list[str]] = []
     worst = float("inf")
     for threads in given.threads:
@@ -70,7 +71,7 @@ def main() -> int:
             rows.append([str(threads), measure, f"{rival.median:.1f}", f"{ours.median:.1f}", f"{ratio:.3f}", str(rival.disturbed + ours.disturbed)])
     table = rounds.markdown(["threads", "measure", "vanilla tok/s", "single file tok/s", "ratio", "disturbed runs"], rows)
     text = (
-        f"# Speed of the single file\n\n{given.file.name} against vanilla llama.cpp of the same build, this machine's compiler, `-march=native` and OpenMP. "
+        f"# Speed of the single file\n\n{given.file.name} against vanilla llama.cpp of the same build, this machine's compiler and `-march=native` (toolchain {given.rival}). "
         f"Model {given.model.name}; {given.rounds} alternating rounds, medians. {rounds.machine()}. The bar is a ratio of {BAR}.\n\n{table}\n"
         "Made by `bench/speed.py`.\n"
     )
