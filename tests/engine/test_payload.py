@@ -348,7 +348,7 @@ def test_nowhere_to_write(engine: Path) -> None:
     with open_folder() as folder:
         file = write_payload(folder / "engine", engine, [SIDECAR])
         prefix = without_write_access(folder)
-        for home in (None, Path("/nonexistent"), Path("/proc")):
+        for home in (None, Path("/proc/nonexistent"), Path("/proc")):
             result = start(file, "payload", "extract", SIDECAR.name, home=home, prefix=prefix)
             assert result.returncode == 6 and one_line(result.stderr)
 
