@@ -144,6 +144,8 @@ class Builder:
         return Plan(self.identity.artifact(variant.suffix), tuple(parts))
 
     def _engine_part(self, name: str) -> Part:
+        if reason := self.toolchain.supports(self._target(name)):
+            return Part(f"engine {name}", self.toolchain.name, State.MISSING, reason)
         state = State.READY if self._built(name) is not None else State.BUILD
         source = f"{self.upstream.pin.name} {self.upstream.pin.version} + {len(self.upstream.patched.patches)} patches, {self.toolchain.name}"
         return Part(f"engine {name}", source, state, estimate=self.timings.get(self._timing(name)))
@@ -166,9 +168,8 @@ class Builder:
         console = self.workshop.console
         plan = self.plan(variant)
         plan.show(console)
-        if strict and plan.missing:
-            names = ", ".join(part.name for part in plan.missing)
-            raise IncompleteError(f"{plan.artifact} would lack {names}: bring the components, or build without --strict.")
+        if strict:
+            refuse_missing(plan)
         targets = list(dict.fromkeys([*self.host_targets(variant), *_engine_targets(variant)]))
         self._warm(targets)
         engines = {name: self.engine(name) for name in targets}
@@ -212,6 +213,13 @@ class Builder:
             elif (found := self.store.find(library)) is not None:
                 entries.append(_store_entry(library, found))
         return entries
+
+
+def refuse_missing(plan: Plan) -> None:
+    """Raise IncompleteError when a part of the plan is missing."""
+    if plan.missing:
+        names = ", ".join(part.name for part in plan.missing)
+        raise IncompleteError(f"{plan.artifact} would lack {names}: bring the components, or build without --strict.")
 
 
 def _engine_targets(variant: Variant) -> list[str]:

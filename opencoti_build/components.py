@@ -31,6 +31,7 @@ from typing import Any
 from . import files, ninja
 from .cache import Cache, digest_of
 from .console import Console, human_seconds
+from .epoch import source_date
 from .errors import BuildError, ChecksumError, ManifestError, ToolchainError
 from .project import Identity
 from .runner import Runner
@@ -127,8 +128,7 @@ def build_id(key: str, epoch: int | None = None) -> str:
     does not cause a rebuild.
     """
     if epoch is None:
-        wish = os.environ.get("SOURCE_DATE_EPOCH", "")
-        epoch = int(wish) if wish.isdigit() else FIXED_EPOCH
+        epoch = source_date() or FIXED_EPOCH
     return time.strftime("%y%m%d%H%M", time.gmtime(epoch)) + f"{int(key[:16], 16) % 1000:03d}"
 
 
@@ -249,7 +249,10 @@ def component_key(target: Target, toolchain: Toolchain, *, tree_id: str, flags: 
 
 
 def find_component(cache: Cache, key: str, *, epoch: int | None = None) -> Component | None:
-    """The component with this key, its files verified; None when it is not there or is damaged (then it is set aside)."""
+    """The component with this key, its files verified; None when it is not there or cannot be used.
+
+    Nothing is removed: building it again replaces the folder. Raises UsageError for a senseless ``SOURCE_DATE_EPOCH``.
+    """
     directory = cache.result(KIND, key)
     if not directory.is_dir():
         return None
@@ -257,7 +260,6 @@ def find_component(cache: Cache, key: str, *, epoch: int | None = None) -> Compo
         component = read_component(directory, epoch=epoch)
         component.verify()
     except (ManifestError, ChecksumError):
-        shutil.rmtree(directory, ignore_errors=True)
         return None
     return component
 

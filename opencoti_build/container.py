@@ -377,7 +377,8 @@ def append(
     """
     found = inspect_host(host, replace=replace)
     _check_names(entries, found)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with files.disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(out.parent) as scratch, ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         try:
             sources = list(pool.map(lambda entry: _prepare(entry, scratch), entries))

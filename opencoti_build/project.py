@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from .errors import DataError
+from .schema import Node, read_yaml
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,11 @@ class Project:
 
     def identity(self) -> Identity:
         """VER from the llamafile pin, TAG from release.yaml."""
-        try:
-            version = yaml.safe_load((self.vendors / "llamafile.yaml").read_text("utf-8"))["version"]
-            tag = yaml.safe_load((self.root / "release.yaml").read_text("utf-8"))["tag"]
-        except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-            raise DataError(f"Cannot tell the engine's version from vendors/llamafile.yaml and release.yaml: {error}.") from error
-        return Identity(str(version), str(tag))
+        version = Node(read_yaml(self.vendors / "llamafile.yaml"), "vendors/llamafile.yaml").get("version").text()
+        release = Node(read_yaml(self.root / "release.yaml"), "release.yaml")
+        tag = release.get("tag").text()
+        release.done()
+        return Identity(version, tag)
 
 
 def find_project(start: Path | None = None) -> Project:

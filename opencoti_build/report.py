@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from . import checksums, files, manifest
 from .components import Component
 from .console import human_bytes
 from .container import WINDOWS_LIMIT, Assembled
+from .epoch import source_date
 from .errors import GitError, ManifestError
 from .git import Git
 from .manifest import Base, Block, Entry, Manifest, Missing, Patch
@@ -51,8 +51,7 @@ class Repository:
     @property
     def date(self) -> str:
         """``SOURCE_DATE_EPOCH`` as a day, else the day of the commit: never the clock, so that papers can be made again."""
-        wish = os.environ.get("SOURCE_DATE_EPOCH", "")
-        return time.strftime("%Y-%m-%d", time.gmtime(int(wish) if wish.isdigit() else self.seconds))
+        return time.strftime("%Y-%m-%d", time.gmtime(source_date() or self.seconds))
 
 
 @dataclass(frozen=True)

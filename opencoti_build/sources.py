@@ -76,8 +76,17 @@ class Upstream:
 
     @cached_property
     def patched(self) -> PatchedTree:
-        """What the series makes of the base: tree id and patches; no work tree is needed. Raises PatchError."""
-        return patched_tree(self.folder, self.base, self.workshop.cache)
+        """What the series makes of the base: tree id and patches; no work tree is needed.
+
+        Raises PatchError when a patch does not apply, or when the result is not the tree that series.yaml records.
+        """
+        made, listing = patched_tree(self.folder, self.base, self.workshop.cache), self.folder.listing()
+        if listing is not None and listing.tree and listing.tree != made.tree_id:
+            raise PatchError(
+                "The patches do not give the tree that series.yaml records: somebody changed one without the other; 'invoke patches check' says more.",
+                details=f"recorded {listing.tree}\nactual   {made.tree_id}",
+            )
+        return made
 
     @property
     def workspace(self) -> Workspace:

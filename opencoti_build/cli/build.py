@@ -7,8 +7,7 @@ from pathlib import Path
 from invoke.context import Context
 
 from .. import assemble, variants
-from ..errors import UsageError
-from .common import command, context
+from .common import command, context, job_count
 
 
 @command(
@@ -21,18 +20,20 @@ from .common import command, context
         "out": "Folder for the finished files (default: dist).",
     }
 )
-def build(c: Context, variant: str = "universal", strict: bool = False, plan: bool = False, toolchain: str = "", jobs: int = 0, out: str = "") -> None:
+def build(c: Context, variant: str = "universal", strict: bool = False, plan: bool = False, toolchain: str = "", jobs: str = "", out: str = "") -> None:
     """Build an artifact: pins, patches, engines, host block, payload, papers. Does only what is not done yet."""
     made = context(c)
     known = variants.load(made.project.variants)
     chosen = [name for name in known if name != "native"] if variant == "all" else [variants.choose(known, variant).name]
-    if jobs < 0:
-        raise UsageError(f"--jobs is {jobs}; give a positive number.")
+    workers = job_count(jobs)
     target = Path(out).absolute() if out else made.project.dist
     for name in chosen:
-        builder = assemble.Builder(made, toolchain=toolchain or known[name].toolchain, jobs=jobs or None)
+        builder = assemble.Builder(made, toolchain=toolchain or known[name].toolchain, jobs=workers)
         if plan or made.dry_run:
-            builder.plan(known[name]).show(made.console)
+            parts = builder.plan(known[name])
+            parts.show(made.console)
+            if strict:
+                assemble.refuse_missing(parts)
             continue
         done = builder.artifact(known[name], strict=strict, out=target)
         what = "written" if done.changed else "already up to date"

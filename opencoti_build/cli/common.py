@@ -17,7 +17,7 @@ from invoke.exceptions import Exit
 
 from ..cache import Cache, default_root
 from ..console import Console
-from ..errors import OpencotiError
+from ..errors import DiskError, OpencotiError, UsageError
 from ..project import Project, find_project
 from ..runner import Runner, SystemRunner
 
@@ -72,6 +72,10 @@ def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = 
                 raise Exit(code=141) from error
             except (Exit, SystemExit):
                 raise
+            except OSError as error:
+                _debug()
+                Console().error(f"{error.filename or 'The file system'}: {error.strerror or error}.")
+                raise Exit(code=DiskError.exit_code) from error
             except Exception as error:
                 _debug()
                 text = "" if os.environ.get("OPENCOTI_DEBUG") else "Set OPENCOTI_DEBUG=1 for the traceback."
@@ -90,3 +94,12 @@ def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = 
 def _debug() -> None:
     if os.environ.get("OPENCOTI_DEBUG"):
         traceback.print_exc()
+
+
+def job_count(text: str) -> int | None:
+    """The value of ``--jobs``: None when it was not given. Raises UsageError for anything but a positive number."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 100000):
+        raise UsageError(f"--jobs is {text!r}; give a positive number.")
+    return int(text)

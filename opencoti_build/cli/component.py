@@ -12,17 +12,14 @@ from invoke.context import Context
 from .. import assemble, components, toolchains
 from ..components import Component
 from ..console import Console, human_bytes
-from ..errors import UsageError
-from .common import CommandContext, command, context
+from .common import CommandContext, command, context, job_count
 
 _TARGET = "A platform, such as linux-x86_64, or 'native' for this machine; 'invoke component list' shows them."
 _TOOLCHAIN = f"One of {', '.join(toolchains.NAMES)} (default: zig; native for the target 'native')."
 
 
-def _builder(made: CommandContext, target: str, toolchain: str, jobs: int = 0) -> assemble.Builder:
-    if jobs < 0:
-        raise UsageError(f"--jobs is {jobs}; give a positive number.")
-    return assemble.Builder(made, toolchain=toolchain or ("native" if target == "native" else "zig"), jobs=jobs or None)
+def _builder(made: CommandContext, target: str, toolchain: str, jobs: str = "") -> assemble.Builder:
+    return assemble.Builder(made, toolchain=toolchain or ("native" if target == "native" else "zig"), jobs=job_count(jobs))
 
 
 @command(
@@ -34,7 +31,7 @@ def _builder(made: CommandContext, target: str, toolchain: str, jobs: int = 0) -
         "json": "Print component.json instead of the program's path.",
     }
 )
-def build(c: Context, target: str, toolchain: str = "", jobs: int = 0, pristine: bool = False, json: bool = False) -> None:
+def build(c: Context, target: str, toolchain: str = "", jobs: str = "", pristine: bool = False, json: bool = False) -> None:
     """Build the engine for a platform, unless its inputs are those of one in the cache; prints the program's path."""
     made = context(c)
     if target != "native":

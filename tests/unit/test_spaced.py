@@ -24,6 +24,8 @@ def fetch(c, name="all", force=False):
     """Bring a pin."""
     if name == "bad":
         raise LintError("The pin is bad.", details="expected 1, got 2")
+    if name == "disk":
+        open("/proc/nowhere")
     if name == "long":
         print("line\\n" * 1000000)
     if name == "worse":
@@ -100,6 +102,11 @@ def test_an_error_is_a_sentence_and_its_exit_code(call):
     code, output, errors = call("vendor", "fetch", "bad")
     assert code == 22 and output == ""
     assert errors.splitlines() == ["error: The pin is bad.", "expected 1, got 2"]
+
+
+def test_an_error_of_the_file_system_is_no_defect(call):
+    code, _, errors = call("vendor", "fetch", "disk")
+    assert code == 5 and errors == "error: /proc/nowhere: No such file or directory.\n"
 
 
 def test_a_defect_is_named_as_one(call):
