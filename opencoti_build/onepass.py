@@ -6,6 +6,7 @@ by side. Blocks are handed round in a fixed set of buffers: memory does not grow
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import queue
 import threading
@@ -74,7 +75,7 @@ class PrefixHash:
             self._record(position + done)
 
 
-class _RangeWork:
+class _RangeWork(abc.ABC):
     """Calls ``update(index, block)`` for the parts of each range, in order. Ranges may not overlap."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
@@ -82,8 +83,9 @@ class _RangeWork:
         self._ranges = ranges
         self._at = 0
 
+    @abc.abstractmethod
     def update(self, index: int, block: memoryview) -> None:
-        raise NotImplementedError
+        """One more part of the range ``index``."""
 
     def feed(self, position: int, block: memoryview) -> None:
         """See Consumer."""
