@@ -43,6 +43,10 @@ _FLAGS_ALLOWED = FLAG_UTF8 | 0x0006
 """Bits 1 and 2 tell how hard a deflater tried; every other bit changes how the entry must be read."""
 
 _MADE_BY_UNIX = 3 << 8
+
+_VERSION = 20
+_VERSION_ZIP64 = 45
+"""What a reader must know, in tenths (APPNOTE 4.4.3): deflate, zip64. Common readers refuse an entry that asks for more."""
 _MAX_CENTRAL = 64 << 20
 """Bytes of central directory we are willing to hold in memory; our own files have a few kilobytes."""
 
@@ -170,7 +174,7 @@ def local_header(name: str, size: int, crc: int, *, method: int = Method.STORED,
     extra = b""
     if size >= MAX32 or compressed >= MAX32:
         extra = struct.pack("<HHQQ", ZIP64_EXTRA, 16, size, compressed)
-    version = 45 if extra else 20
+    version = _VERSION_ZIP64 if extra else _VERSION
     sizes = (MAX32, MAX32) if extra else (compressed, size)
     return _LOCAL.pack(LOCAL_SIGNATURE, version, flags, method, 0, DOS_DATE, crc, *sizes, len(raw), len(extra)) + raw + extra
 
@@ -186,7 +190,7 @@ def central_header(entry: Entry) -> bytes:
     if both or far:
         values = ([entry.size, entry.compressed_size] if both else []) + ([entry.header_offset] if far else [])
         extra = struct.pack(f"<HH{len(values)}Q", ZIP64_EXTRA, 8 * len(values), *values)
-    version = 45 if extra else 20
+    version = _VERSION_ZIP64 if extra else _VERSION
     return (
         _CENTRAL.pack(
             CENTRAL_SIGNATURE,
@@ -398,6 +402,10 @@ def _extra_fields(extra: bytes) -> dict[int, bytes] | None:
     return fields if not extra[at:].strip(b"\0") else None
 
 
+def _asks_for(version: int) -> str:
+    return f"asks for a reader of ZIP version {version / 10:.1f}; stored and deflated entries need {_VERSION_ZIP64 / 10} at most"
+
+
 def _read_central(data: bytes, end: _End, findings: list[str]) -> list[Entry] | None:
     entries: list[Entry] = []
     at = 0
@@ -405,7 +413,7 @@ def _read_central(data: bytes, end: _End, findings: list[str]) -> list[Entry] | 
         if at + _CENTRAL.size > len(data) or data[at : at + 4] != CENTRAL_SIGNATURE:
             findings.append(f"the central directory holds {number} entries, the end record promises {end.count}")
             return None
-        (_, _, _, flags, method, _, _, crc, packed, size, n_name, n_extra, n_comment, disk, _, attributes, offset) = _CENTRAL.unpack_from(data, at)
+        (_, _, version, flags, method, _, _, crc, packed, size, n_name, n_extra, n_comment, disk, _, attributes, offset) = _CENTRAL.unpack_from(data, at)
         stop = at + _CENTRAL.size + n_name + n_extra + n_comment
         if stop > len(data):
             findings.append(f"entry {number} of the central directory is cut off")
@@ -432,6 +440,8 @@ def _read_central(data: bytes, end: _End, findings: list[str]) -> list[Entry] | 
             values.append(struct.unpack_from("<Q", wide)[0])
             wide = wide[8:]
         size, packed, offset = values
+        if version > _VERSION_ZIP64:
+            findings.append(f"entry {label} {_asks_for(version)}")
         if flags & 1:
             findings.append(f"entry {label} is encrypted")
         elif flags & 8:
@@ -462,7 +472,9 @@ def _read_local(stream: BinaryIO, entry: Entry, limit: int, findings: list[str])
     if header[:4] != LOCAL_SIGNATURE or len(header) < _LOCAL.size:
         findings.append(f"entry {label} points to bytes that are no local header (offset {entry.header_offset})")
         return entry
-    _, _, flags, method, time, date, crc, packed, size, n_name, n_extra = _LOCAL.unpack(header)
+    _, version, flags, method, time, date, crc, packed, size, n_name, n_extra = _LOCAL.unpack(header)
+    if version > _VERSION_ZIP64:
+        findings.append(f"the local header of entry {label} {_asks_for(version)}")
     rest = _read_at(stream, entry.header_offset + _LOCAL.size, n_name + n_extra)
     fields = _extra_fields(rest[n_name:])
     if fields is None or len(rest) < n_name + n_extra:

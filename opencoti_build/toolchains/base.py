@@ -84,7 +84,6 @@ class Recipe:
     ninja_targets: tuple[str, ...]
     cmake: Mapping[str, str]
     zig_flags: tuple[str, ...]
-    zig_compile: tuple[str, ...]
 
 
 @functools.cache
@@ -159,7 +158,6 @@ def load_recipe() -> Recipe:
             ninja_targets=tuple(data["engine"]["targets"]),
             cmake=_words(data["engine"], "cmake"),
             zig_flags=tuple(data["zig"]["flags"]),
-            zig_compile=tuple(data["zig"]["compile"]),
         )
     except (KeyError, TypeError) as error:
         raise DataError(f"resources/targets.yaml lacks or misshapes {error}.") from error

@@ -42,7 +42,6 @@ class ZigToolchain:
             "toolchain": self.name,
             "tools": {source.name: [source.version, source.digest] for source in (self.zig, self.cmake, self.ninja)},
             "flags": list(recipe.zig_flags),
-            "compile": list(recipe.zig_compile),
         }
 
     def cmake_overrides(self) -> Mapping[str, str]:
@@ -130,14 +129,14 @@ def write_toolchain(target: Target, recipe: Recipe, zig: Path, tools: BuildTools
         f"c++{suffix}": script(zig, zig_cache, ("c++", *flags), target.rewrite),
         **{f"{tool}{suffix}": script(zig, zig_cache, (tool,), {}) for tool in ("ar", "ranlib", "rc", "dlltool", "lib")},
     }
-    key = digest_of([wrappers, _toolchain_cmake(target, recipe, tools, suffix)])
+    key = digest_of([wrappers, _toolchain_cmake(target, tools, suffix)])
     folder = cache.result("toolchain", key)
     if not (folder / "toolchain.cmake").is_file():
         with cache.producing("toolchain", key) as scratch:
             (scratch / "root").mkdir()
             for name, text in wrappers.items():
                 files.write_text(scratch / name, text, mode=0o755)
-            files.write_text(scratch / "toolchain.cmake", _toolchain_cmake(target, recipe, tools, suffix))
+            files.write_text(scratch / "toolchain.cmake", _toolchain_cmake(target, tools, suffix))
     return folder
 
 
@@ -165,9 +164,9 @@ def _cmd_script(zig: Path, zig_cache: Path, words: tuple[str, ...], rewrite: Map
     return "\r\n".join(lines) + "\r\n"
 
 
-def _toolchain_cmake(target: Target, recipe: Recipe, tools: BuildTools, suffix: str) -> str:
+def _toolchain_cmake(target: Target, tools: BuildTools, suffix: str) -> str:
     here = "${CMAKE_CURRENT_LIST_DIR}"
-    compile_words = " ".join((*recipe.zig_compile, *target.compile))
+    compile_words = " ".join(target.compile)
     link = {"EXE": (*target.link, *target.link_program), "SHARED": target.link, "MODULE": target.link}
     lines = [
         f"set(CMAKE_SYSTEM_NAME {target.system_name})",

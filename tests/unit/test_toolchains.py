@@ -59,7 +59,7 @@ def test_the_targets_of_the_universal_file_are_there_with_their_floor_and_varian
         assert targets[name].zig_triple == f"{targets[name].arch}-linux-gnu.2.28"
     assert targets["windows-x86_64"].zig_triple == "x86_64-windows-gnu"
     assert targets["windows-x86_64"].library_name("avx2") == "ggml-cpu-avx2-win-x86_64.dll"
-    assert targets["linux-x86_64"].variants == ("avx2", "avx512", "avx512vnni", "amx")
+    assert targets["linux-x86_64"].variants == ("avx2", "avx512", "avx512vnni", "avx512bf16", "amx")
     assert targets["linux-aarch64"].library_name("armv8.6") == "ggml-cpu-armv8.6-aarch64.so"
     for target in targets.values():
         assert f"{target.os}-{target.arch}" == target.name

@@ -115,6 +115,8 @@ END = BASE.rindex(b"PK\5\6")
         (_poke(BASE, 30, b"c"), "contradicts the central directory: name"),
         (_poke(BASE, 8, struct.pack("<H", 8)), "contradicts the central directory: method"),
         (_poke(BASE, 10, struct.pack("<H", 9)), "contradicts the central directory: time"),
+        (_poke(BASE, 4, struct.pack("<H", 46)), "local header of entry 'a' asks for a reader of ZIP version 4.6"),
+        (_poke(BASE, _central(BASE, "b") + 6, struct.pack("<H", 64)), "entry 'b' asks for a reader of ZIP version 6.4"),
         (_poke(BASE, LOCAL_B, b"PK\3\5"), "bytes that are no local header"),
         (_poke(BASE, _central(BASE, "b") + 42, struct.pack("<I", 0)), "overlap"),
         (_poke(BASE, _central(BASE, "b") + 42, struct.pack("<I", 10**6)), "points behind the central directory's start"),
