@@ -134,6 +134,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=ninja.default_jobs())
     parser.add_argument("--work", type=Path, help="a folder for the builds, some GiB; it is emptied")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--keep", action="store_true", help="leave the folders of the builds")
     options = parser.parse_args()
     root = find_project().root
     names = options.targets.split(",")
@@ -145,7 +146,8 @@ def main() -> None:
             cold, again, project = toolkit(work, root, options.variant, options.jobs)
             rounds.append((cold, again, bare(work, project, names, options.jobs)))
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            if not options.keep:
+                shutil.rmtree(work, ignore_errors=True)
     rows = []
     for number, (cold, again, parts) in enumerate(rounds, 1):
         wall, cpu = sum(part.wall for part in parts), sum(part.cpu for part in parts)
