@@ -48,6 +48,11 @@ def human_bytes(count: int) -> str:
     return f"{value:.2f} GiB"
 
 
+def count_of(count: int, one: str, many: str = "") -> str:
+    """A number and its noun: ``1 byte``, ``2 bytes``; ``many`` where an s is not all."""
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
 def human_seconds(seconds: float) -> str:
     """Duration for people: ``0.4 s``, ``12 s``, ``3 min 05 s``, ``1 h 02 min``."""
     if seconds < 10:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import queue
 import shutil
 import tempfile
 import threading
@@ -26,6 +25,7 @@ from typing import IO, Any, BinaryIO
 from . import binaries, files, universal, zipformat
 from .console import Console, Mode, human_bytes
 from .errors import ContainerError, DiskError, HeadroomError, ManifestError
+from .hashing_writer import HashingWriter
 from .zipformat import Entry, Method
 
 INDEX_NAME = "payload.json"
@@ -34,7 +34,6 @@ WINDOWS_LIMIT = 1 << 32
 """Windows refuses to start a program of 4 GiB or more."""
 
 _BLOCK = 4 << 20
-_BUFFERS = 4
 _OWN_KEYS = ("schema", "engine", "host", "libraries")
 
 
@@ -259,69 +258,6 @@ def _check_names(entries: Sequence[PayloadEntry], host: Host) -> None:
 # Writing
 
 
-class _Sink:
-    """Writes to a file while a second thread computes the sha256 of all that is written."""
-
-    def __init__(self, stream: IO[bytes], advance: Callable[[int], None]) -> None:
-        self.stream = stream
-        self.position = 0
-        self._digest = hashlib.sha256()
-        self._advance = advance
-        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
-        for _ in range(_BUFFERS):
-            self._free.put(bytearray(_BLOCK))
-        self._full: queue.SimpleQueue[tuple[bytearray, int] | threading.Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="sha256", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        while (item := self._full.get()) is not None:
-            if isinstance(item, threading.Event):
-                item.set()
-                continue
-            buffer, count = item
-            self._digest.update(memoryview(buffer)[:count])
-            self._free.put(buffer)
-
-    def copy(self, source: BufferedReader, count: int, name: Path) -> None:
-        """Copy exactly ``count`` bytes from ``source``."""
-        left = count
-        while left:
-            buffer = self._free.get()
-            view = memoryview(buffer)[: min(left, _BLOCK)]
-            got = source.readinto(view)
-            if not got:
-                raise ContainerError(f"{name} became shorter while it was copied: run the same command again.")
-            self.stream.write(view[:got])
-            self._full.put((buffer, got))
-            self.position += got
-            left -= got
-            self._advance(got)
-
-    def write(self, data: bytes) -> None:
-        """Write a few bytes, such as a header."""
-        for start in range(0, len(data), _BLOCK):
-            part = data[start : start + _BLOCK]
-            buffer = self._free.get()
-            buffer[: len(part)] = part
-            self.stream.write(part)
-            self._full.put((buffer, len(part)))
-            self.position += len(part)
-            self._advance(len(part))
-
-    def digest(self) -> str:
-        """sha256 of everything written so far."""
-        done = threading.Event()
-        self._full.put(done)
-        done.wait()
-        return self._digest.copy().hexdigest()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._full.put(None)
-        self._thread.join()
-
-
 def _index_bytes(engine: str, host: Host, host_sha256: str, sources: Sequence[_Source]) -> bytes:
     libraries = []
     for source in sources:
@@ -434,13 +370,21 @@ def _layout(host: Host, index_size: int, index_crc: int, sources: Sequence[_Sour
 def _write(
     stream: IO[bytes], out: Path, host: Host, sources: Sequence[_Source], engine: str, advance: Callable[[int], None], headroom: int | None
 ) -> Assembled:
-    sink = _Sink(stream, advance)
+    sink = HashingWriter(stream, advance)
+
+    def copy(path: Path, size: int, name: Path) -> None:
+        with _open(path) as source:
+            if sink.copy(source, size) < size:
+                raise ContainerError(f"{name} became shorter while it was copied: run the same command again.")
+            if name != host.path and os.fstat(source.fileno()).st_size != size:
+                raise ContainerError(f"{name} became longer while it was copied: run the same command again.")
+
     try:
+        copy(host.path, host.size, host.path)
+        host_sha256 = sink.digest()
+        if host.sha256 not in (None, host_sha256):
+            raise ContainerError(f"The host block of {host.path} has sha256 {host_sha256}, but it was built with {host.sha256}: build the host again.")
         with _open(host.path) as source:
-            sink.copy(source, host.size, host.path)
-            host_sha256 = sink.digest()
-            if host.sha256 not in (None, host_sha256):
-                raise ContainerError(f"The host block of {host.path} has sha256 {host_sha256}, but it was built with {host.sha256}: build the host again.")
             host_entries = [_host_entry(source, entry, host) for entry in host.entries]
         index = _index_bytes(engine, host, host_sha256, sources)
         laid_out, end = _layout(host, len(index), zipformat.crc32(index), sources)
@@ -449,10 +393,8 @@ def _write(
             if number == 0:
                 sink.write(index)
                 continue
-            with _open(sources[number - 1].data) as source:
-                sink.copy(source, entry.compressed_size, sources[number - 1].entry.path)
-                if source.read(1):
-                    raise ContainerError(f"{sources[number - 1].entry.path} became longer while it was copied: run the same command again.")
+            made = sources[number - 1]
+            copy(made.data, entry.compressed_size, made.entry.path)
         # The engine's name as comment; with one, file(1) calls a Windows program that carries a ZIP a program, without it a ZIP.
         sink.write(zipformat.directory_bytes([*host.entries, *laid_out], end, comment=engine.encode()))
         sha256 = sink.digest()

@@ -59,7 +59,7 @@ def atomic_file(path: Path, *, mode: int = 0o644, sync: bool = True) -> Iterator
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "w+b") as stream:
+        with open(name, "w+b", opener=lambda *_: handle) as stream:
             yield stream
             stream.flush()
             os.chmod(temporary, mode)

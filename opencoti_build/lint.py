@@ -86,7 +86,7 @@ UNLISTED = _rule("unlisted", _E, "every patch file is listed in series.yaml", "i
 MISSING = _rule("missing", _E, "every listed patch is there", "restore the file, or invoke patches lint --fix")
 NUMBER = _rule("duplicate-number", _E, "no two patches share a number", "rename one of the files and run invoke patches lint --fix")
 NAME = _rule("file-name", _E, "the file is called NNNN-subject-in-small-letters.patch", "invoke patches lint --fix")
-CR_HEADER = _rule("cr-header", _E, "no carriage return in the message and in the lines between hunks", "convert the file to LF line ends")
+CR_HEADER = _rule("cr-header", _E, "no carriage return in the message and in the lines between hunks", "convert the whole file to LF line ends, e.g. sed -i 's/\\r$//' FILE")
 CR_CODE = _rule("cr-code", _E, "no carriage return in added lines", "write the code with LF line ends, then invoke patches refresh")
 SHORT_CONTEXT = _rule("empty-context", _E, "an empty context line has its leading space", "invoke patches apply, then invoke patches export --force")
 BINARY = _rule("binary", _E, "no binary differences", "leave the file out, or generate it in the build")
@@ -143,8 +143,9 @@ def check_carriage_returns(patch: PatchFile) -> Iterator[Finding]:
     hunk_lines = {number for change in patch.files for hunk in change.hunks for number in range(hunk.line + 1, hunk.line + 1 + len(hunk.lines))}
     for number, line in enumerate(patch.data.split(b"\n"), 1):
         if b"\r" in line and number not in hunk_lines:
+            # The file as a whole was converted; that its added lines have one too says nothing about the code.
             yield _of(CR_HEADER, patch, number, "has a carriage return")
-            break
+            return
     for change in patch.files:
         for hunk in change.hunks:
             for offset, line in enumerate(hunk.lines, 1):

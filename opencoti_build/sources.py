@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from .cache import Cache
-from .console import Console
-from .errors import PatchError
+from .console import Console, count_of
+from .errors import DataError, PatchError
 from .project import Project
 from .runner import Runner
 from .series import BaseTree, PatchedTree, SeriesFolder, Workspace, patched_tree
-from .vendors import Fetcher, Pin, find_pin, load_pins
+from .vendors import Fetcher, Pin, load_pins
 
 UPSTREAM = "llama.cpp"
 
@@ -31,6 +32,13 @@ class Workshop(Protocol):
     def cache(self) -> Cache: ...
     @property
     def offline(self) -> bool: ...
+
+
+def upstream_pin(pins: Mapping[str, Pin], vendors: Path) -> Pin:
+    """The pin of the engine's base among ``pins``, which were read from ``vendors``. Raises DataError when it is not there."""
+    if UPSTREAM not in pins:
+        raise DataError(f"{vendors / UPSTREAM}.yaml, the pin of the engine's base, is not there: restore it ('git checkout -- vendors').")
+    return pins[UPSTREAM]
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,8 @@ class Upstream:
 
     @property
     def pin(self) -> Pin:
-        """The upstream's pin."""
-        return find_pin(self.pins, UPSTREAM)
+        """The upstream's pin. Raises DataError when the repository has none."""
+        return upstream_pin(self.pins, self.workshop.project.vendors)
 
     @cached_property
     def fetcher(self) -> Fetcher:
@@ -81,6 +89,8 @@ class Upstream:
         Raises PatchError when a patch does not apply, or when the result is not the tree that series.yaml records.
         """
         made, listing = patched_tree(self.folder, self.base, self.workshop.cache), self.folder.listing()
+        if listing is None and made.patches:
+            raise PatchError(f"{self.folder.list_path} is not there, so nobody can tell whether a patch is missing: 'invoke patches lint --fix' and 'invoke patches export' write it anew.")
         if listing is not None and listing.tree and listing.tree != made.tree_id:
             raise PatchError(
                 "The patches do not give the tree that series.yaml records: somebody changed one without the other; 'invoke patches check' says more.",
@@ -98,7 +108,7 @@ class Upstream:
         applied = self.workspace.apply()
         if applied.edits:
             raise PatchError(
-                f"{applied.path} holds {len(applied.edits)} uncommitted edits: 'invoke patches refresh' folds them into the series, then build again."
+                f"{applied.path} holds {count_of(len(applied.edits), 'uncommitted edit')}: 'invoke patches refresh' folds that into the series, then build again."
             )
         return Tree(applied.path, applied.tree_id)
 

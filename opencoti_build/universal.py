@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from . import binaries, files, zipformat
+from .console import count_of
 from .errors import BinaryMismatch, ContainerError, ManifestError
 
 MAGIC = b"MZopencoti='\n"
@@ -293,7 +294,7 @@ def _parse_pe(data: bytes, name: str) -> _Pe:
     if end > len(data):
         raise refuse("it is truncated")
     if end < len(data):
-        raise refuse(f"{len(data) - end} bytes follow its last section (an overlay, such as debug data or a ZIP)")
+        raise refuse(f"{count_of(len(data) - end, 'byte')} beyond its last section (an overlay, such as debug data or a ZIP)")
     if min(addresses) < ranges[0][0] and min(addresses) < table + 40 * sections:
         raise refuse("its first section is mapped over the headers")
     return _Pe(data, header, optional, table, sections, alignment, min(addresses), ranges[0][0], end)

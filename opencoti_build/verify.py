@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import struct
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from . import binaries, checksums, container, manifest, onepass, universal, zipformat
+from . import binaries, checksums, container, files, manifest, onepass, universal, zipformat
 from .console import Console, Mode, human_bytes
 from .errors import (
     BinaryMismatch,
@@ -36,6 +37,7 @@ from .errors import (
     HeadroomError,
     HostMismatch,
     ManifestError,
+    OpencotiError,
     RunMismatch,
     StructureMismatch,
     UsageError,
@@ -59,6 +61,7 @@ class Outcome(Enum):
 
     VERIFIED = "verified"
     FAILED = "failed"
+    UNREAD = "unread"
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ class Report:
         return tuple(check for check in self.checks if check.state is State.FAILED)
 
     @property
+    def leading(self) -> Check | None:
+        """The failed row that names the cause: a damaged entry also changes the file's sha256, so "hashes" leads only when it is alone."""
+        return next((check for check in self.failed if check.error is not HashMismatch), next(iter(self.failed), None))
+
+    @property
     def outcome(self) -> Outcome:
         """VERIFIED when no row failed."""
         return Outcome.FAILED if self.failed else Outcome.VERIFIED
@@ -99,11 +107,11 @@ class Report:
         return tuple(f"{check.name}: {problem}" for check in self.failed for problem in check.problems)
 
     def raise_for_failure(self, *, details: bool = True) -> None:
-        """Raise the error of the first failed row, with the other problems as its details; does nothing when all is well."""
-        if not self.failed:
+        """Raise the error of the leading row, with all problems as its details when there are more; does nothing when all is well."""
+        if (leading := self.leading) is None:
             return
-        first = self.failed[0]
-        raise first.error(f"{self.path.name} is not what it claims to be: {first.problems[0]}.", details="\n".join(self.problems[1:]) if details else "")
+        more = "\n".join(self.problems) if details and len(self.problems) > 1 else ""
+        raise leading.error(f"{self.path.name} is not what it claims to be: {leading.problems[0]}.", details=more)
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -115,7 +123,7 @@ class Report:
             "engine": self.engine,
             "signed": self.signed,
             "outcome": self.outcome.value,
-            "exit_code": self.failed[0].error.exit_code if self.failed else 0,
+            "exit_code": self.leading.error.exit_code if self.leading else 0,
             "checks": [
                 {"name": check.name, "state": check.state.value.lower(), "detail": check.detail, "problems": list(check.problems), "exit_code": check.error.exit_code}
                 for check in self.checks
@@ -200,8 +208,9 @@ def artifact(
     Executes nothing unless ``run`` (starts it with ``--version``) or ``wine`` (the same for its Windows side). Raises UsageError
     when the file cannot be read and ManifestError when a given manifest cannot; everything about the file itself is in the report.
     """
-    if not path.is_file():
-        raise UsageError(f"There is no file {path}.")
+    _refuse_other_than_file(path)
+    if pins is not None and not pins.is_dir():
+        raise UsageError(f"There is no folder {pins} of pin files.")
     try:
         with path.open("rb") as stream:
             return _Verification(path, stream, manifest, pins, console or Console(mode=Mode.QUIET), runner or SystemRunner()).report(run=run, wine=wine)
@@ -217,6 +226,7 @@ class _Verification:
         self.size = os.fstat(stream.fileno()).st_size
         self.head = stream.read(binaries.HEAD_SIZE)
         self.document, self.no_document = _find_manifest(path, document)
+        self.document_path = document or manifest.beside(path)
         self.certificate = binaries.certificate_table(self.head)
         rows: tuple[tuple[str, type[VerifyError]], ...] = (
             ("hashes", HashMismatch),
@@ -370,19 +380,27 @@ class _Verification:
             self.hashes.bad(f"the file has {self.size} bytes, its manifest says {self.document.size}")
         else:
             self.hashes.bad(f"the file has sha256 {measured.sha256}, its manifest says {self.document.sha256}")
+        self._check_sums(measured.sha256)
+
+    def _check_sums(self, sha256: str) -> None:
+        """The file and its manifest against SHA256SUMS: what a manifest says beyond the file's bytes is proven by its own sum alone."""
         sums = self.path.with_name(checksums.NAME)
-        if not sums.is_file():
-            return
         try:
-            rows = [row for row in checksums.read(sums) if row.name == self.path.name]
+            listed = {row.name: row.sha256 for row in checksums.read(sums)} if os.path.lexists(sums) else {}
         except ManifestError as error:
             self.hashes.bad(error.message.removesuffix("."))
             return
-        for row in rows:
-            if row.sha256 == measured.sha256:
-                self.hashes.good(f"{checksums.NAME} agrees")
-            else:
-                self.hashes.bad(f"the file has sha256 {measured.sha256}, {checksums.NAME} says {row.sha256}")
+        if (wanted := listed.get(self.path.name)) == sha256:
+            self.hashes.good(f"{checksums.NAME} agrees")
+        elif wanted is not None:
+            self.hashes.bad(f"the file has sha256 {sha256}, {checksums.NAME} says {wanted}")
+        if self.document is None:
+            return
+        beside = self.document_path.resolve().parent == sums.resolve().parent
+        if (wanted := listed.get(self.document_path.name) if beside else None) is None:
+            self.hashes.notes.append("the manifest itself stands in no SHA256SUMS: its lists of patches and missing parts are not proven")
+        elif (actual := files.sha256_file(self.document_path)) != wanted:
+            self.hashes.bad(f"the manifest has sha256 {actual}, {checksums.NAME} says {wanted}: it was changed")
 
     def _check_layout(self, subject: _Subject) -> None:
         """Nothing hides between the parts: gaps lie in the host only, and there only zeros between its members."""
@@ -482,13 +500,17 @@ class _Verification:
         self.host.good(f"{human_bytes(subject.host_size)}, sha256 {subject.host_sha256[:16]}...")
 
     def _check_version(self, subject: _Subject) -> None:
+        """Each program holds the engine string and the tree id of its sources, which binds the manifest's patches to it."""
         engine = subject.index["engine"]
         if subject.document is not None and subject.document.engine != engine:
             self.version.bad(f"{container.INDEX_NAME} says {engine}, the manifest {subject.document.engine}")
         needle = engine.encode()
+        tree = subject.document.tree if subject.document is not None else ""
         for name, start, end in _programs(subject):
             if not _finds(subject.view, needle, start, end):
                 self.version.bad(f"{name} does not contain the version string {engine}")
+            elif tree and subject.view.find(tree.encode(), start, end) < 0:
+                self.version.bad(f"{name} was not built from the tree {tree} that the manifest names")
             else:
                 self.version.good()
         if not self.version.problems:
@@ -605,11 +627,27 @@ class _Measured:
     complete: bool
 
 
+def unread(path: Path, error: OpencotiError) -> dict[str, Any]:
+    """For ``--json``, when there is no report: the same keys as far as they are known."""
+    return {"schema": 1, "file": str(path), "outcome": Outcome.UNREAD.value, "error": error.message, "exit_code": error.exit_code, "checks": []}
+
+
+def _refuse_other_than_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise UsageError(f"There is no file {path}.") from error
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is a folder: name the file in it.")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is a device or a pipe, not a file.")
+
+
 def _find_manifest(path: Path, given: Path | None) -> tuple[manifest.Manifest | None, str]:
     if given is not None:
         return manifest.read(given), ""
     beside = manifest.beside(path)
-    if not beside.is_file():
+    if not os.path.lexists(beside):
         return None, f"no {beside.name} beside it: give --manifest"
     return manifest.read(beside), ""
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import BinaryIO
 
+from .console import count_of
 from .errors import ContainerError
 
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -319,7 +320,7 @@ def _find_end(stream: BinaryIO, size: int, findings: list[str]) -> tuple[_End | 
     if not real:
         if near:
             stop = near[0] + _END.size + struct.unpack_from("<H", tail, near[0] + 20)[0]
-            findings.append(f"{len(tail) - stop} bytes follow the ZIP end record")
+            findings.append(f"{count_of(len(tail) - stop, 'byte')} beyond the ZIP end record")
             return None, True, len(tail) - stop
         findings.append("there is no ZIP end record")
         return None, False, 0

@@ -13,16 +13,16 @@ from invoke.context import Context
 from .. import lint as linting
 from .. import rebase as rehearsing
 from ..bump import bump
-from ..console import Console
+from ..console import Console, count_of
 from ..errors import DownloadError, LintError, OfflineError, PatchError, UsageError
 from ..series import Applied, BaseTree, SeriesFolder, Workspace, export_repository
 from ..series.bisect import bisect as search
 from ..series.chain import failure, record, table
 from ..series.check import check as prove
-from ..vendors import Fetcher, Pin, find_pin, load_pins
+from ..sources import UPSTREAM, upstream_pin
+from ..vendors import Fetcher, Pin, load_pins
 from .common import CommandContext, command, context
 
-UPSTREAM = "llama.cpp"
 _TREE = "Folder of the work tree; without it build/src/llama.cpp."
 
 
@@ -52,7 +52,7 @@ def _base(made: CommandContext, pin: Pin) -> BaseTree:
 
 def _place(c: Context, tree: str = "") -> _Place:
     made = context(c)
-    pin = find_pin(load_pins(made.project.vendors), UPSTREAM)
+    pin = upstream_pin(load_pins(made.project.vendors), made.project.vendors)
     where = Path(tree) if tree else made.project.build / "src" / UPSTREAM
     return _Place(made, SeriesFolder(made.project.patches / UPSTREAM), _base(made, pin), where)
 
@@ -65,13 +65,13 @@ def _number(text: str) -> int:
 
 def _report(place: _Place, done: Applied) -> None:
     count = len(done.patches)
-    what = f"{count} patches on {done.base_label}, tree {done.tree_id}, in {done.path}"
+    what = f"{count_of(count, 'patch', 'patches')} on {done.base_label}, tree {done.tree_id}, in {done.path}"
     place.made.console.success(what if done.changed else f"already applied: {what}")
     if done.edits:
         place.made.console.warn(
-            f"{len(done.edits)} uncommitted edits lie in {done.path}: 'invoke patches refresh' folds them into patch {done.patches[-1].number:04d}."
+            f"{count_of(len(done.edits), 'uncommitted edit')} in {done.path}: 'invoke patches refresh' folds that into patch {done.patches[-1].number:04d}."
             if done.patches
-            else f"{len(done.edits)} uncommitted edits lie in {done.path}."
+            else f"{count_of(len(done.edits), 'uncommitted edit')} in {done.path}."
         )
 
 
@@ -257,9 +257,9 @@ def lint(c: Context, strict: bool = False, fix: bool = False, json: bool = False
     counted = [finding for finding in findings if strict or finding.rule.severity is linting.Severity.ERROR]
     if counted:
         raise LintError(
-            f"{len(counted)} findings in {place.folder.path}: 'invoke patches lint --fix' settles names and the list, the rest is said above."
+            f"{count_of(len(counted), 'finding')} in {place.folder.path}: 'invoke patches lint --fix' settles names and the list, the rest is said above."
         )
-    place.made.console.success(f"{len(place.folder.names())} patches, {len(findings)} warnings")
+    place.made.console.success(f"{count_of(len(place.folder.names()), 'patch', 'patches')}, {count_of(len(findings), 'warning')}")
 
 
 @command(help={})
@@ -270,7 +270,7 @@ def check(c: Context) -> None:
     if not result.ok:
         Console(sys.stdout).table("Problems", ("file", "what", "run"), [(problem.name, problem.what, problem.advice) for problem in result.problems])
         raise PatchError(f"{len(result.problems)} of the series' promises do not hold: see the table.")
-    place.made.console.success(f"{result.patches} patches export byte for byte and give tree {result.tree_id}")
+    place.made.console.success(f"export is the same byte for byte: {count_of(result.patches, 'patch', 'patches')}, which give tree {result.tree_id}")
 
 
 @command(

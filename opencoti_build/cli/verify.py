@@ -9,6 +9,7 @@ from invoke import Collection
 from invoke.context import Context
 
 from .. import verify
+from ..errors import OpencotiError
 from .common import command, context
 
 
@@ -16,7 +17,7 @@ from .common import command, context
     help={
         "file": "the artifact",
         "manifest": "its MANIFEST.json (default: FILE.MANIFEST.json beside it)",
-        "pins": "folder of the pin files (default: the project's pin/)",
+        "pins": "folder of pin files (default: the project's pin/, where there is one)",
         "run": "also start it and compare what --version prints",
         "wine": "also start its Windows side under wine",
         "json": "print the report as JSON on standard output",
@@ -25,15 +26,20 @@ from .common import command, context
 def artifact(c: Context, file: str, manifest: str = "", pins: str = "", run: bool = False, wine: bool = False, json: bool = False) -> None:
     """Prove a file without executing it: hashes, structure, entries, host block, version, libraries, floors, limits."""
     here = context(c)
-    report = verify.artifact(
-        Path(file),
-        manifest=Path(manifest) if manifest else None,
-        pins=Path(pins) if pins else here.project.pins,
-        console=here.console,
-        run=run,
-        wine=wine,
-        runner=here.runner,
-    )
+    try:
+        report = verify.artifact(
+            Path(file),
+            manifest=Path(manifest) if manifest else None,
+            pins=Path(pins) if pins else here.project.pins if here.project.pins.is_dir() else None,
+            console=here.console,
+            run=run,
+            wine=wine,
+            runner=here.runner,
+        )
+    except OpencotiError as error:
+        if json:
+            print(json_module.dumps(verify.unread(Path(file), error), indent=1))
+        raise
     if json:
         print(json_module.dumps(report.to_dict(), indent=1))
     else:

@@ -168,16 +168,17 @@ oc_prepare() {
 oc_probe() {
   chmod 700 "$_w/probe" "$@" && "$_w/probe"
 } 2>/dev/null
-# Try to have a good program in folder _d. Only a folder that the user named is made with its parents.
+# Try to have a good program in folder _d. A folder that the user named is made with its parents; the cache of the home and the one
+# beside this file are made; the system's own (TMPDIR, /var/tmp...) are there or not for us to make.
 oc_extract() {
   oc_debug "trying $_d"
   oc_clean
   if [ ! -d "$_c" ]; then
-    if [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; then
-      _q=$(LC_ALL=C mkdir -p "$_c" 2>&1)
-    else
-      _q=$(LC_ALL=C mkdir "$_c" 2>&1)
-    fi || [ -d "$_c" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }
+    case $_c in
+    "${OPENCOTI_LLAMAFILE_CACHE-}") _q=$(LC_ALL=C mkdir -p "$_c" 2>&1);;
+    "${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}"|"${_p%/*}/.llamafile") _q=$(LC_ALL=C mkdir "$_c" 2>&1);;
+    *) oc_no "cannot be made: $_c does not exist"; return 1;;
+    esac || [ -d "$_c" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }
   fi
   if [ ! -L "$_d" ] && [ ! -e "$_d" ]; then
     _q=$(umask 077; LC_ALL=C mkdir "$_d" 2>&1) || [ -d "$_d" ] || { oc_no "cannot be made: $(oc_why "$_q")"; return 1; }

@@ -66,6 +66,7 @@ class Attempt:
     renames: tuple[tuple[str, str], ...] = ()
     provisional: str | None = None
     log: str = ""
+    """What git complained about; its account of the files and hunks that went well is left out."""
 
     @property
     def note(self) -> str:
@@ -100,7 +101,7 @@ def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_o
     files, renames = _judge(git, tree, patch, made_on)
     lost = [item for item in files if item.outcome in (Outcome.RENAMED, Outcome.DELETED)]
     if any(item.outcome is Outcome.DELETED for item in lost):
-        return Attempt(Outcome.DELETED, None, files, tuple(renames.items()), log=done.stderr)
+        return Attempt(Outcome.DELETED, None, files, tuple(renames.items()), log=_complaints(done.stderr))
     moved = replace(patch, data=patch.data[: patch.diff_start] + patch.retargeted(renames)) if renames else patch
     if renames:
         with git.scratch_index(tree) as scratch:
@@ -108,14 +109,14 @@ def attempt(git: Git, tree: str, patch: PatchFile, *, merge: bool = True, made_o
                 return Attempt(Outcome.RENAMED, scratch.write_tree(), files, tuple(renames.items()))
     merged: Attempt | None = _merge(git, tree, moved) if merge else None
     if merged is None:
-        return Attempt(Outcome.RENAMED if renames else Outcome.CONFLICT, None, files, tuple(renames.items()), log=done.stderr)
+        return Attempt(Outcome.RENAMED if renames else Outcome.CONFLICT, None, files, tuple(renames.items()), log=_complaints(done.stderr))
     if merged.outcome is Outcome.MERGED and merged.tree == tree:
         return Attempt(Outcome.ABSORBED, tree, files, tuple(renames.items()))
     if renames:
         return replace(merged, outcome=Outcome.RENAMED, files=files, renames=tuple(renames.items()))
     if merged.outcome is Outcome.MERGED:
         files = tuple(replace(item, outcome=Outcome.MERGED, note="merged 3-way") if item.outcome is Outcome.CONFLICT else item for item in files)
-    return replace(merged, files=files, log=done.stderr)
+    return replace(merged, files=files, log=_complaints(done.stderr))
 
 
 def _is_exact(git: Git, tree: str, patch: PatchFile) -> bool:
@@ -187,6 +188,10 @@ def _judge(git: Git, tree: str, patch: PatchFile, made_on: str | None) -> tuple[
             else:
                 found.append(FileOutcome(change.path, Outcome.CONFLICT, _reason(done.stderr)))
     return tuple(found), renames
+
+
+def _complaints(log: str) -> str:
+    return "\n".join(line for line in log.splitlines() if line.startswith(("error: ", "fatal: ")))
 
 
 def _reason(log: str) -> str:

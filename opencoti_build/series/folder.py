@@ -13,6 +13,7 @@ The numbers in the file names decide the order; the list makes a file that is mi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from .. import files
 from ..cache import digest_of
 from ..errors import DataError
 from ..patchfile import PatchFile, read
+from ..schema import parse_yaml, read_text
 
 LIST = "series.yaml"
 SCHEMA = 1
@@ -111,17 +113,9 @@ class SeriesFolder:
 
     def listing(self) -> Listing | None:
         """What ``series.yaml`` says; None when there is no such file."""
-        try:
-            text = self.list_path.read_text("utf-8")
-        except FileNotFoundError:
+        if not os.path.lexists(self.list_path):
             return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"Cannot read {self.list_path}: {error}.") from error
-        try:
-            data = yaml.safe_load(text)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise DataError(f"{self.list_path} is no YAML: {' '.join(str(error).split())}.") from error
-        return Listing.from_dict(data, str(self.list_path))
+        return Listing.from_dict(parse_yaml(read_text(self.list_path), str(self.list_path)), str(self.list_path))
 
     def names(self) -> list[str]:
         """Names of the patch files that lie here, in order."""

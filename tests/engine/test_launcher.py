@@ -466,6 +466,15 @@ def test_no_folder_at_all_lists_each_with_its_reason(shell: list[str], env: dict
     assert "Set OPENCOTI_LLAMAFILE_CACHE to a folder that has 1 MiB free and is not mounted noexec." in got.errors
 
 
+def test_missing_temporary_folder_is_not_made(shell: list[str], env: dict[str, str], tmp_path: Path) -> None:
+    file = make(tmp_path / "exe")
+    absent = tmp_path / "absent"
+    got = in_namespace(nothing_writable(tmp_path, "rw"), [*shell, file], env | {"HOME": "/proc/nonexistent", "TMPDIR": str(absent), "OPENCOTI_LLAMAFILE_DEBUG": "1"})
+    assert got.code == binary_fixtures.ECHO_EXIT_CODE, got
+    assert f"cannot be made: {absent} does not exist" in got.errors
+    assert not absent.exists()
+
+
 def test_folder_beside_the_file_is_the_last_resort(env: dict[str, str], tmp_path: Path) -> None:
     file = make(tmp_path / "exe")
     got = in_namespace(nothing_writable(tmp_path, "rw"), ["sh", file], env | {"HOME": "/proc/nonexistent", "TMPDIR": "/tmp"})

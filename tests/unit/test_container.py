@@ -224,7 +224,7 @@ def test_hosts_that_nothing_can_be_appended_to(host: Path, tmp_path: Path) -> No
         "text": (b"hello\n", "is not an executable"),
         "empty": (b"", "is not an executable"),
         "signed": (binary_fixtures.pe(certificate=True), "is signed: append to the unsigned file"),
-        "junk": (ape(tmp_path / "a", {"x": b"1"}).read_bytes() + b"junk", "4 bytes follow the ZIP end record"),
+        "junk": (ape(tmp_path / "a", {"x": b"1"}).read_bytes() + b"junk", "4 bytes beyond the ZIP end record"),
         "lost side file": (host.read_bytes(), "host.json|lost side file.json"),
     }
     for name, (data, words) in cases.items():

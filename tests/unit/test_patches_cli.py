@@ -70,7 +70,7 @@ def test_from_nothing_to_a_patch_that_holds(shell: Shell) -> None:
     assert shell("apply")[0] == 0 and shell("export")[0] == 0
     assert shell("lint")[0] == 0 and shell("check")[0] == 0
     code, out, told = shell("apply")
-    assert code == 0 and "already applied: 1 patches" in told
+    assert code == 0 and "already applied: 1 patch on" in told
     data = json.loads(shell("status", "--json")[1])
     assert data["patches"][0]["state"] == "applied (clean)" and data["patches"][0]["current"] and data["next"] == ""
     assert "one: hook" in shell("status")[1]

@@ -135,7 +135,7 @@ PE_PROBLEMS = {
     "window program": (binary_fixtures.pe(subsystem=2), "not a console program"),
     "signed": (binary_fixtures.pe(certificate=True), "it is signed"),
     "symbols": (binary_fixtures.pe(symbols=True), "link it with -s"),
-    "overlay": (binary_fixtures.pe(overlay=b"x" * 10), "10 bytes follow its last section"),
+    "overlay": (binary_fixtures.pe(overlay=b"x" * 10), "10 bytes beyond its last section"),
     "truncated": (binary_fixtures.pe()[:-100], "truncated"),
     "cut in the headers": (binary_fixtures.pe()[:0xA0], "not a PE32"),
 }

@@ -10,6 +10,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ def expect(report: verify.Report, error: type[VerifyError], words: str) -> None:
     """Exactly this kind of failure, first of all, with these words."""
     assert report.failed, "nothing was found"
     assert any(words in problem for check in report.failed if check.error is error for problem in check.problems), [check for check in report.failed]
-    with pytest.raises(report.failed[0].error):
+    assert report.leading is not None
+    with pytest.raises(report.leading.error):
         report.raise_for_failure()
 
 
@@ -194,7 +196,7 @@ def test_report_for_machines_and_people(workshop: Workshop) -> None:
     assert (value["outcome"], value["exit_code"], value["sha256"]) == ("verified", 0, good.sha256)
     poke(path, 0x700, b"\xff\xfe\xfd")
     bad = json.loads(json.dumps(verify.artifact(path).to_dict()))
-    assert (bad["outcome"], bad["exit_code"]) == ("failed", 51)
+    assert (bad["outcome"], bad["exit_code"]) == ("failed", HostMismatch.exit_code)
     many = io.StringIO()
     verify.artifact(path).show(Console(many, mode=Mode.PLAIN))
     assert "host block: the host block has sha256" in many.getvalue() and "is verified" not in many.getvalue()
@@ -212,6 +214,54 @@ def test_changed_byte_is_a_hash_mismatch(workshop: Workshop) -> None:
     expect(report, HashMismatch, "its manifest says")
     expect(report, EntryMismatch, "entry ggml-cuda.so has crc32")
     expect(report, EntryMismatch, "entry ggml-cuda.so has sha256")
+
+
+def test_damage_ends_with_the_code_of_its_place(workshop: Workshop) -> None:
+    """The whole file's sha256 differs after any damage; the code tells where the damage lies."""
+    path = workshop.papers()
+    data = path.read_bytes()
+    row = next(row for row in workshop.assembled.entries if row.name == "ggml-cuda.so")
+    for change, error in (
+        (data[: row.data_offset] + b"\xff" + data[row.data_offset + 1 :], EntryMismatch),
+        (data[:0x700] + b"\xff\xfe\xfd" + data[0x703:], HostMismatch),
+        (data + b"junk", StructureMismatch),
+    ):
+        path.write_bytes(change)
+        report = verify.artifact(path)
+        assert states(report)["hashes"] is State.FAILED
+        assert report.to_dict()["exit_code"] == error.exit_code
+        with pytest.raises(error):
+            report.raise_for_failure()
+    path.write_bytes(data)
+    manifest.write(manifest.beside(path), dataclasses.replace(workshop.document(), sha256="0" * 64))
+    with pytest.raises(HashMismatch):
+        verify.artifact(path).raise_for_failure()
+
+
+def test_manifest_edited_by_hand(workshop: Workshop) -> None:
+    """What the manifest says beyond the file's bytes is proven by SHA256SUMS; without one, that is said."""
+    path = workshop.papers()
+    checksums.write(path.parent / "SHA256SUMS", [path, manifest.beside(path)])
+    assert "not proven" not in verify.artifact(path).checks[0].detail
+    manifest.write(manifest.beside(path), dataclasses.replace(workshop.document(), commit="0" * 40))
+    expect(verify.artifact(path), HashMismatch, "it was changed")
+    (path.parent / "SHA256SUMS").unlink()
+    report = verify.artifact(path)
+    assert report.outcome is verify.Outcome.VERIFIED
+    assert "stands in no SHA256SUMS" in report.checks[0].detail
+
+
+def test_programs_come_from_the_tree_that_the_manifest_names(workshop: Workshop) -> None:
+    tree = "12ab" * 10
+    assert states(verify.artifact(workshop.papers()))["version string"] is State.PASSED
+    expect(verify.artifact(workshop.papers(tree=tree)), VersionMismatch, f"was not built from the tree {tree}")
+    stamp = f"\0{ENGINE}\0{tree}\0".encode()
+    workshop.programs = {
+        "windows-x86_64": binary_fixtures.pe(text=stamp),
+        "linux-x86_64": binary_fixtures.elf(needed=["libc.so.6"], imports=LIBC, padding=stamp),
+        "linux-aarch64": binary_fixtures.elf("aarch64", needed=["libc.so.6"], imports={"puts": LIBC["puts"]}, padding=stamp),
+    }
+    assert verify.artifact(workshop.papers(tree=tree)).outcome is verify.Outcome.VERIFIED
 
 
 def test_size_is_compared_too(workshop: Workshop) -> None:
@@ -235,6 +285,30 @@ def test_manifest_can_be_given(workshop: Workshop, tmp_path: Path) -> None:
     manifest.beside(path).write_text("{}")
     with pytest.raises(ManifestError):
         verify.artifact(path)
+    manifest.beside(path).unlink()
+    manifest.beside(path).mkdir()
+    with pytest.raises(ManifestError, match="Cannot read .*MANIFEST.json"):
+        verify.artifact(path)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in ((tmp_path / "absent", "There is no file"), (tmp_path, "is a folder"), (tmp_path / "pipe", "device or a pipe"), (Path(os.devnull), "device or a pipe"), (tmp_path / "x\0y", "no file")):
+        with pytest.raises(UsageError, match=words):
+            verify.artifact(path)
+
+
+def test_pins_folder_that_is_not_there(workshop: Workshop, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="There is no folder"):
+        verify.artifact(workshop.papers(), pins=tmp_path / "pin")
+
+
+def test_json_says_why_there_is_no_report(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "invoke", "verify", "artifact", "--json", str(tmp_path / "absent")]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    value = json.loads(done.stdout)
+    assert (value["outcome"], value["exit_code"], done.returncode) == ("unread", UsageError.exit_code, UsageError.exit_code)
+    assert "There is no file" in value["error"]
 
 
 # Structure
@@ -243,7 +317,7 @@ def test_manifest_can_be_given(workshop: Workshop, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data + b"junk", "4 bytes follow the ZIP end record"),
+        (lambda data: data + b"junk", "4 bytes beyond the ZIP end record"),
         (lambda data: data[:-30], "no ZIP end record"),
         (lambda data: data[: len(data) // 2], "no ZIP end record"),
         (lambda data: data[: data.rindex(b"ggml-cuda.so") - 46 + 42] + bytes(4) + data[data.rindex(b"ggml-cuda.so") :], "no local header"),
@@ -555,12 +629,6 @@ def test_nothing_is_started_when_a_check_failed(workshop: Workshop) -> None:
 
 
 # Anything at all
-
-
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(UsageError, match="There is no file"):
-            verify.artifact(path)
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"MZ", b"PK\5\6" + bytes(18), os.urandom(5000)], ids=["empty", "one byte", "MZ", "empty zip", "random"])

@@ -99,8 +99,8 @@ END = BASE.rindex(b"PK\5\6")
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (BASE + b"junk", "4 bytes follow the ZIP end record"),
-        (BASE + b"\0", "1 bytes follow the ZIP end record"),
+        (BASE + b"junk", "4 bytes beyond the ZIP end record"),
+        (BASE + b"\0", "1 byte beyond the ZIP end record"),
         (b"", "no ZIP end record"),
         (b"MZ" + bytes(100_000), "no ZIP end record"),
         (BASE[:-1], "no ZIP end record"),
