@@ -62,14 +62,7 @@ def parse(text: str, where: str = NAME) -> tuple[Sum, ...]:
 def read(path: Path) -> tuple[Sum, ...]:
     """The lines of the file at ``path``. Raises ManifestError."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_SIZE_LIMIT + 1)
-    except OSError as error:
-        raise ManifestError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(data) > _SIZE_LIMIT:
-        raise ManifestError(f"{path} is larger than {_SIZE_LIMIT} bytes: that is no list of checksums.")
-    try:
-        return parse(data.decode("utf-8"), path.name)
+        return parse(files.read_limited(path, _SIZE_LIMIT, "list of checksums", ManifestError).decode("utf-8"), path.name)
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path} is not UTF-8 text (byte {error.start}).") from error
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from .errors import BusyError, DiskError
+from .errors import BusyError, DiskError, OpencotiError
 
 CHUNK = 1 << 20
 """Bytes per read when streaming a file."""
@@ -129,6 +129,18 @@ def remove_stale(directory: Path, pattern: str, *, age_seconds: float = 86400.0)
                     shutil.rmtree(left_over, ignore_errors=True)
                 else:
                     left_over.unlink(missing_ok=True)
+
+
+def read_limited(path: Path, limit: int, what: str, error: type[OpencotiError]) -> bytes:
+    """The bytes of a small file. Raises ``error`` when it cannot be read, or is larger than ``limit`` bytes and so no ``what``."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
+    except (OSError, ValueError) as problem:
+        raise error(f"Cannot read {path}: {getattr(problem, 'strerror', None) or problem}.") from problem
+    if len(data) > limit:
+        raise error(f"{path} is larger than {limit} bytes: that is no {what}.")
+    return data
 
 
 def sha256_file(path: Path, *, progress: Callable[[int], None] | None = None) -> str:

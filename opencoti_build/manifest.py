@@ -333,12 +333,7 @@ def _no_constants(text: str) -> Any:
 
 def read(path: Path) -> Manifest:
     """The manifest in ``path``. Raises ManifestError when it is absent or not a manifest."""
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(SIZE_LIMIT + 1)
-    except OSError as error:
-        raise ManifestError(f"Cannot read {path}: {error.strerror or error}.") from error
-    return parse(data, path.name)
+    return parse(files.read_limited(path, SIZE_LIMIT, "manifest", ManifestError), path.name)
 
 
 def write(path: Path, manifest: Manifest) -> None:

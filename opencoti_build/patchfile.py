@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from . import files
 from .errors import DataError
 from .git import EMAIL, NAME
 
@@ -289,13 +290,7 @@ def make(number: int, message: Message, diff: bytes) -> PatchFile:
 
 def read(path: Path) -> PatchFile:
     """The patch in a file. Raises DataError that says what is wrong, and in which line."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB: that is no patch.")
-        data = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-    return parse(path.name, data)
+    return parse(path.name, files.read_limited(path, MAX_BYTES, "patch", DataError))
 
 
 def parse(name: str, data: bytes) -> PatchFile:

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from . import files
 from .errors import DataError
 
 SIZE_LIMIT = 1 << 20
@@ -61,14 +62,7 @@ def read_yaml(path: Path) -> Any:
 def read_text(path: Path) -> str:
     """The text of a data file. Raises DataError when it is absent, too large or not UTF-8."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(SIZE_LIMIT + 1)
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(data) > SIZE_LIMIT:
-        raise DataError(f"{path} is larger than {SIZE_LIMIT} bytes: that is not a data file of this project.")
-    try:
-        return data.decode("utf-8")
+        return files.read_limited(path, SIZE_LIMIT, "data file of this project", DataError).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text (byte {error.start}).") from error
 
