@@ -175,3 +175,15 @@ class RunMismatch(VerifyError):
     """The file was started and did not behave."""
 
     exit_code = 59
+
+
+class GateError(OpencotiError):
+    """A gate measured what it does not let through."""
+
+    exit_code = 60
+
+
+class EngineError(OpencotiError):
+    """A gate started an engine, and it ended, hung or answered against its interface; ``details`` holds the end of its log."""
+
+    exit_code = 61
