@@ -31,9 +31,7 @@ def series(c: Context, patch: list[str], gate: list[str], again: bool = False, c
     upstream = Upstream.load(made)
     chain = series_gate.states(upstream.folder, upstream.base, made.cache, made.console)
     known = series_gate.gates(made, upstream)
-    gates = [item for item in known if not gate or item.name in gate]
-    if unknown := set(gate) - {item.name for item in known}:
-        raise UsageError(f"There is no gate {sorted(unknown)[0]!r}; there are {', '.join(item.name for item in known)}.")
+    gates = [series_gate.gate_named(known, name) for name in gate] or list(known)
     numbers = {f"{state.patch.number:04d}": state for state in chain}
     wanted = [text.zfill(4) for text in patch]
     if absent := [number for number in wanted if number not in numbers]:

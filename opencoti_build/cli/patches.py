@@ -15,11 +15,12 @@ from .. import rebase as rehearsing
 from ..bump import bump
 from ..console import Console, count_of
 from ..errors import DownloadError, LintError, OfflineError, PatchError, UsageError
+from ..gates import series_gate
 from ..series import Applied, BaseTree, SeriesFolder, Workspace, export_repository
 from ..series.bisect import bisect as search
 from ..series.chain import failure, record, table
 from ..series.check import check as prove
-from ..sources import UPSTREAM, upstream_pin
+from ..sources import UPSTREAM, Upstream, upstream_pin
 from ..vendors import Fetcher, Pin, load_pins
 from .common import CommandContext, command, context
 
@@ -311,20 +312,29 @@ def rebase(c: Context, to: str, source: str = "", continue_: bool = False, tree:
 @command(
     help={
         "run": "Shell line to run in the tree: exit code 0 is good, 125 cannot tell, others are bad. OPENCOTI_PATCH holds the number.",
-        "tree": "Folder of the work tree for this; without it build/bisect/llama.cpp.",
+        "gate": "Instead of a shell line: a gate of 'invoke gate series'.",
+        "tree": "Folder of the work tree for --run; without it build/bisect/llama.cpp.",
     }
 )
-def bisect(c: Context, run: str, tree: str = "") -> None:
-    """Find the first patch after which a command fails."""
+def bisect(c: Context, run: str = "", gate: str = "", tree: str = "") -> None:
+    """Find the first patch after which a command or a gate fails."""
+    if bool(run) == bool(gate):
+        raise UsageError("Give either --run 'a shell line' or --gate NAME.")
     place = _place(c)
-    workspace = place.at(Path(tree) if tree else place.made.project.build / "bisect" / UPSTREAM)
-    result = search(workspace, run, place.made.runner, place.made.console)
+    if gate:
+        upstream = Upstream.load(place.made)
+        chain = series_gate.states(upstream.folder, upstream.base, place.made.cache, place.made.console)
+        result = series_gate.first_failure(chain, series_gate.gate_named(series_gate.gates(place.made, upstream), gate), place.made.console)
+    else:
+        workspace = place.at(Path(tree) if tree else place.made.project.build / "bisect" / UPSTREAM)
+        result = search(workspace, run, place.made.runner, place.made.console)
+    what = f"the gate {gate}" if gate else "the command"
     if result.first is None:
-        place.made.console.success(f"the command succeeds with every patch ({result.runs} runs)")
+        place.made.console.success(f"{what} holds with every patch ({count_of(result.runs, 'run')})")
         return
     print(result.first.name)
     doubt = f", or one of {', '.join(patch.name for patch in result.skipped)}, which it could not judge" if result.skipped else ""
-    raise PatchError(f"{result.first.name} is the first patch after which the command fails{doubt} ({result.runs} runs).")
+    raise PatchError(f"{result.first.name} is the first patch after which {what} fails{doubt} ({count_of(result.runs, 'run')}).")
 
 
 ns = Collection("patches", status, apply, new, edit, refresh, export, move, drop, lint, check, rebase, bisect)

@@ -20,11 +20,12 @@ from typing import Protocol
 from .. import components, files, toolchains
 from ..cache import Cache, digest_of
 from ..console import Console, count_of
-from ..errors import BuildError, OpencotiError, PatchError
+from ..errors import BuildError, OpencotiError, PatchError, UsageError
 from ..lint import Severity, lint_patch
 from ..patchfile import PatchFile
 from ..series import BaseTree, SeriesFolder, Workspace
 from ..series.base import import_base
+from ..series.bisect import Bisection, search
 from ..series.chain import build, failure, scratch_repository
 from ..sources import UPSTREAM, Tree, Upstream, Workshop
 from .ledger import Ledger, Result, Row, State, load, save
@@ -225,6 +226,28 @@ def gates(workshop: Workshop, upstream: Upstream) -> tuple[Gate, ...]:
     """All gates of the ledger, cheapest first."""
     compiles = Compiles(workshop, upstream)
     return (Applies(), Lints(), compiles, OwnTests(workshop))
+
+
+def gate_named(known: Sequence[Gate], name: str) -> Gate:
+    """Raises UsageError with the names that there are."""
+    for gate in known:
+        if gate.name == name:
+            return gate
+    raise UsageError(f"There is no gate {name!r}; there are {', '.join(gate.name for gate in known)}.")
+
+
+def first_failure(chain: Sequence[PatchState], gate: Gate, console: Console) -> Bisection:
+    """The first patch after which a gate fails, by halves; the base passes by definition. Raises what the gate raises."""
+    by_number = {state.patch.number: state for state in chain}
+
+    def probe(number: int | None) -> int:
+        if number is None:
+            return 0
+        result = gate.run(by_number[number])
+        console.info(f"    {by_number[number].name}: {result.state.value} {result.detail}")
+        return 0 if result.state.green else 1
+
+    return search(tuple(state.patch for state in chain), probe)
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,13 @@ def test_what_keeps_a_series_from_being_released(lab: Lab) -> None:
     assert ledger.not_green(Ledger(), wanted[:1])[0].state is State.OPEN
 
 
+@pytest.mark.parametrize("broken", [10, 20, 30, None])
+def test_first_patch_that_breaks_a_gate(broken: int | None, lab: Lab) -> None:
+    gate = Contains(lambda state: broken is None or state.patch.number < broken)
+    found = series_gate.first_failure(chain(lab), gate, lab.console)
+    assert (found.first.number if found.first else None) == broken
+
+
 # The file
 
 
