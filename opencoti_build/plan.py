@@ -61,26 +61,29 @@ class Plan:
 
 
 def _estimate(part: Part) -> str:
-    if part.state is not State.BUILD:
+    if part.state is not State.BUILD or part.estimate == 0.0:
         return ""
     return human_seconds(part.estimate) if part.estimate is not None else "?"
 
 
 @dataclass(frozen=True)
 class Timings:
-    """How long parts took on this machine, by name: only ever a guess for the next plan, so a damaged file is no error."""
+    """How long parts took on this machine, by name: only ever a guess for the next plan, so a damaged file is no error.
+
+    What is remembered is the longest time: a build that goes on from an earlier one takes seconds and says nothing about the next.
+    """
 
     path: Path
 
     def get(self, name: str) -> float | None:
-        """Seconds it took last time."""
+        """Seconds it took at most."""
         value = self._read().get(name)
         return float(value) if isinstance(value, int | float) else None
 
     def put(self, name: str, seconds: float) -> None:
-        """Remember the last duration."""
+        """Remember a duration, if it is the longest so far."""
         values = self._read()
-        values[name] = round(seconds, 1)
+        values[name] = max(round(seconds, 1), self.get(name) or 0.0)
         files.write_text(self.path, json.dumps(values, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, object]:

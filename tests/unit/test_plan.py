@@ -10,6 +10,7 @@ PLAN = Plan(
     (
         Part("engine a", "zig", State.BUILD, estimate=100.0),
         Part("engine b", "zig", State.BUILD),
+        Part("library", "with engine a", State.BUILD, estimate=0.0),
         Part("engine c", "zig", State.READY, estimate=50.0),
         Part("ggml-cuda.so", "component cuda", State.MISSING, "no such file"),
     ),
@@ -27,7 +28,8 @@ def test_the_table_names_every_part_and_why_one_is_missing():
     text = stream.getvalue()
     for word in ("engine a", "engine b", "engine c", "ggml-cuda.so", "no such file", "1 min 40 s"):
         assert word in text
-    assert "2 to build, about 1 min 40 s (some were never timed here); 1 missing" in text
+    assert "0.0 s" not in text
+    assert "3 to build, about 1 min 40 s (some were never timed here); 1 missing" in text
 
 
 def test_timings_survive_and_a_damaged_file_is_no_error(tmp_path):
@@ -35,6 +37,7 @@ def test_timings_survive_and_a_damaged_file_is_no_error(tmp_path):
     assert timings.get("engine a") is None
     timings.put("engine a", 12.34)
     timings.put("engine b", 5)
+    timings.put("engine a", 0.4)
     assert (timings.get("engine a"), timings.get("engine b")) == (12.3, 5.0)
     (tmp_path / "timings.json").write_bytes(b"\xff{")
     assert timings.get("engine a") is None
