@@ -27,6 +27,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+import rounds as rounds_of
+
 from opencoti_build import assemble, components, ninja, toolchains
 from opencoti_build.cache import Cache, default_root
 from opencoti_build.cli.common import CommandContext
@@ -125,6 +128,23 @@ def bare(work: Path, project: Project, names: Sequence[str], jobs: int) -> list[
     return timings
 
 
+def report(variant: str, jobs: int, measured: Sequence[tuple[Timing, Timing, Sequence[Timing]]]) -> str:
+    """The page for docs/evaluations."""
+    parts_of = [f"# How long a cold build takes\n\n`invoke build --variant {variant}` with {jobs} jobs, {rounds_of.machine()}.\n"]
+    for number, (cold, again, parts) in enumerate(measured, 1):
+        wall, cpu = sum(part.wall for part in parts), sum(part.cpu for part in parts)
+        rows = [
+            [timing.what, f"{timing.wall:.1f}", f"{timing.cpu:.1f}", f"{timing.others:.0%}"]
+            for timing in (*parts, Timing("bare, all", wall, cpu, 0.0), cold, again)
+        ]
+        parts_of.append((f"Round {number}\n\n" if len(measured) > 1 else "") + rounds_of.markdown(["step", "wall s", "processor s", "others"], rows))
+        parts_of.append(
+            f"Cold against bare: {cold.wall / wall:.3f} by wall time, {cold.cpu / cpu:.3f} by processor time (bar {BAR}). Nothing changed: {again.wall:.2f} s (bar {UNCHANGED_BAR} s).\n"
+        )
+    parts_of.append('"others" is the share of the processors that other processes took meanwhile. Made by `bench/build_time.py`, which says what each side starts from.\n')
+    return "\n".join(parts_of)
+
+
 def main() -> None:
     """Measure, print the table, write the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -134,6 +154,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=ninja.default_jobs())
     parser.add_argument("--work", type=Path, help="a folder for the builds, some GiB; it is emptied")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/evaluations/build-time.md")
     parser.add_argument("--keep", action="store_true", help="leave the folders of the builds")
     options = parser.parse_args()
     root = find_project().root
@@ -148,14 +169,13 @@ def main() -> None:
         finally:
             if not options.keep:
                 shutil.rmtree(work, ignore_errors=True)
-    rows = []
-    for number, (cold, again, parts) in enumerate(rounds, 1):
-        wall, cpu = sum(part.wall for part in parts), sum(part.cpu for part in parts)
-        print(f"\nRound {number}\n\n| step | wall s | processor s | others |\n|---|---:|---:|---:|")
-        for timing in (*parts, Timing("bare, all", wall, cpu, 0.0), cold, again):
-            print(f"| {timing.what} | {timing.wall:.1f} | {timing.cpu:.1f} | {timing.others:.0%} |")
-        print(f"\ncold / bare: {cold.wall / wall:.3f} by wall time, {cold.cpu / cpu:.3f} by processor time (bar {BAR}); nothing changed: {again.wall:.2f} s (bar {UNCHANGED_BAR} s)")
-        rows.append({"cold": asdict(cold), "unchanged": asdict(again), "bare": [asdict(part) for part in parts], "ratio_wall": cold.wall / wall, "ratio_cpu": cold.cpu / cpu})
+    rows = [
+        {"cold": asdict(cold), "unchanged": asdict(again), "bare": [asdict(part) for part in parts]} for cold, again, parts in rounds
+    ]
+    text = report(options.variant, options.jobs, rounds)
+    print(text)
+    if options.write:
+        (root / "docs" / "evaluations" / "build-time.md").write_text(text, "utf-8")
     if options.json:
         options.json.write_text(json.dumps({"schema": 1, "variant": options.variant, "targets": names, "jobs": options.jobs, "rounds": rows}, indent=1) + "\n")
 
