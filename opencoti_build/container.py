@@ -327,7 +327,7 @@ def append(
             raise DiskError(f"{out} needs {human_bytes(total)}, and {out.parent} has {human_bytes(free)} free.")
         talk = console or Console(mode=Mode.QUIET)
         with talk.progress(f"writing {out.name}", total, unit="bytes") as meter, files.atomic_file(out, mode=0o755, sync=sync) as stream:
-            result = _write(stream, out, found, sources, engine, meter.advance, headroom)
+            result = _write(stream, out, found, sources, engine, meter.advance, headroom, sync=sync)
     if result.size != total:
         raise ContainerError(f"{out} is {result.size} bytes long instead of the {total} that were planned: an input changed meanwhile.")
     if headroom is not None and console is not None:
@@ -368,7 +368,15 @@ def _layout(host: Host, index_size: int, index_crc: int, sources: Sequence[_Sour
 
 
 def _write(
-    stream: IO[bytes], out: Path, host: Host, sources: Sequence[_Source], engine: str, advance: Callable[[int], None], headroom: int | None
+    stream: IO[bytes],
+    out: Path,
+    host: Host,
+    sources: Sequence[_Source],
+    engine: str,
+    advance: Callable[[int], None],
+    headroom: int | None,
+    *,
+    sync: bool,
 ) -> Assembled:
     sink = HashingWriter(stream, advance)
 
@@ -397,6 +405,8 @@ def _write(
             copy(made.data, entry.compressed_size, made.entry.path)
         # The engine's name as comment; with one, file(1) calls a Windows program that carries a ZIP a program, without it a ZIP.
         sink.write(zipformat.directory_bytes([*host.entries, *laid_out], end, comment=engine.encode()))
+        if sync:
+            os.fsync(stream.fileno())  # the disk takes it while the other thread is still hashing
         sha256 = sink.digest()
     finally:
         sink.close()
