@@ -385,27 +385,30 @@ def token_count(text: str) -> int:
     return count
 
 
+def _fitting_haystack(rng: Rng, length: int, fixed: int, placed: Sequence[tuple[float, str]]) -> str:
+    if sum(len(text) + 1 for _, text in placed) > length - fixed:
+        raise ValueError(f"the statements and the question alone exceed {length} tokens: ask for a greater length")
+    return haystack(rng, length - fixed, placed, Bank(0))
+
+
 def make(task: str, length: int, depth: float, seed: int, *, keys: int | None = None, hops: int = 4) -> Example:
     """One example of ``task`` (see ``TASKS``) that fits ``length`` tokens, with its needle at ``depth`` in 0..1.
 
     ``keys`` is the number of key-value sentences of ``multikey`` (default: one for each 128 tokens, 4 to 64); ``hops``
     the number of names in the asked chain of ``variables``, whose statements are spread over the haystack before and
-    up to ``depth``. Raises ValueError for an unknown task, a depth outside 0..1 or a length below 256.
+    up to ``depth``. Raises ValueError for an unknown task, a depth outside 0..1 or a length too short for what must
+    stand in it (512 is enough for every task with its defaults).
     """
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}: use one of {', '.join(TASKS)}")
     if not 0.0 <= depth <= 1.0:
         raise ValueError(f"depth {depth} is outside 0..1")
-    if length < 256:
-        raise ValueError(f"length {length} is below 256 tokens, too short for a haystack")
     rng = Rng("example", task, length, depth, seed, keys, hops)
     taken: set[str] = set()
     placed: list[tuple[float, str]]
     if task == "variables":
         item = variables(rng, taken, hops)
-        chain = 0
         while item.questions[0][1].count("=") != hops:  # ask for the end of the chain
-            chain += 1
             item = variables(rng, taken, hops)
         n = len(item.statements)
         placed = [(depth * (i + 1) / n, text) for i, text in enumerate(item.statements)]
@@ -425,7 +428,7 @@ def make(task: str, length: int, depth: float, seed: int, *, keys: int | None = 
             total = keys if keys is not None else max(4, min(64, length // 128))
             placed += [(rng.unit(), key_value(rng, taken).statements[0]) for _ in range(total - 1)]
     question, answer = item.questions[0]
-    text = haystack(rng, length - overhead(question, answer), placed, Bank(0))
+    text = _fitting_haystack(rng, length, overhead(question, answer), placed)
     value = answer.split(" = ")[-1] if task == "variables" else answer.split("; ")[-1] if task == "arithmetic" else answer
     return Example(task, f"{text}\n\n{question}", answer, length, depth, seed, value)
 
@@ -436,7 +439,7 @@ def make_tool_chat(length: int, depth: float, seed: int) -> Example:
     spec = tool_call(rng, set())
     answer = f"{CALL_OPEN}\n{spec.call}\n{CALL_CLOSE}"
     extra = token_count(f"{IM_START}system\n{TOOLS_HEAD}{json.dumps(spec.openai)}\n{IM_END}\n")
-    text = haystack(rng, length - overhead(spec.request, answer) - extra, [(depth, spec.statement)], Bank(0))
+    text = _fitting_haystack(rng, length, overhead(spec.request, answer) + extra, [(depth, spec.statement)])
     return Example("tool_chat", f"{text}\n\n{spec.request}", answer, length, depth, seed, spec.call, (spec.openai,))
 
 
@@ -460,11 +463,12 @@ Segment = tuple[str, bool]
 """Text and whether it is an answer (that the model is judged on)."""
 
 
-def document(rng: Rng, length: int, bank: Bank) -> list[Segment]:
+def document(rng: Rng, length: int, bank: Bank, tools_share: float = 0.12) -> list[Segment]:
     """A haystack with several kinds of items and as many questions about it as fit, in at most ``length`` tokens.
 
     One document in four holds a single item, so that a lone needle is as well known as a crowded haystack. The first
-    question follows the haystack; later ones are further turns. A document is either a chat or plain text.
+    question follows the haystack; later ones are further turns. A document is either a chat or plain text; a share of
+    those long enough are chats with a tool in the system turn.
     """
     taken: set[str] = set()
     lone = rng.chance(0.25)
@@ -488,7 +492,7 @@ def document(rng: Rng, length: int, bank: Bank) -> list[Segment]:
                 return maker()
         return makers[0][1]()
 
-    tools: ToolCall | None = tool_call(rng, taken) if length >= 500 and rng.chance(0.12) else None
+    tools: ToolCall | None = tool_call(rng, taken) if length >= 500 and rng.chance(tools_share) else None
     chat = tools is not None or rng.chance(0.7)
     system = ""
     if tools is not None:
@@ -545,7 +549,7 @@ def document(rng: Rng, length: int, bank: Bank) -> list[Segment]:
     return segments
 
 
-def sequence(rng: Rng, length: int, bank: Bank, bos: bool) -> list[Segment]:
+def sequence(rng: Rng, length: int, bank: Bank, bos: bool, tools_share: float = 0.12) -> list[Segment]:
     """Documents one after another until ``length`` tokens are (nearly) full; half of the sequences hold one alone."""
     segments: list[Segment] = []
     used = 0
@@ -556,7 +560,7 @@ def sequence(rng: Rng, length: int, bank: Bank, bos: bool) -> list[Segment]:
             size = int(256 * (rest / 256) ** rng.unit())
         if bos:
             segments.append((BOS, False))
-        body = document(rng, size - 1, bank)
+        body = document(rng, size - 1, bank, tools_share)
         segments += body
         used += int(bos) + sum(token_count(text) for text, _ in body)
     return segments
