@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path("engine_check.log"))
     parser.add_argument("--arguments", default="", help="more arguments for the server")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped as well
     pairs = [tuple(map(int, part.split(":"))) for part in args.lengths.split(",")]
     context = max(length for length, _ in pairs) + 512
     command = [*shlex.split(args.engine), "-m", str(args.model), "-c", str(context), "-np", "1", "-t", str(args.threads)]
