@@ -168,6 +168,32 @@ class Compiles:
         )
 
 
+@dataclass(frozen=True)
+class ChangesNothingWhenOff:
+    """``gate off`` between the base and this state, on the whole zoo."""
+
+    compiles: Compiles
+    name: str = "off"
+
+    def key(self, state: PatchState) -> str:
+        """Both trees, the probe, the models (gguf-py is part of the base) and the configurations."""
+        from .zoo.writer import WRITER_VERSION  # needs numpy, which not every command of the toolkit has
+
+        folder = self.compiles.workshop.project.root / "gate"
+        inputs = [folder / "off.yaml", folder / "zoo.yaml", *sorted(path for path in (folder / "probe").rglob("*") if path.is_file())]
+        return digest_of([self.name, state.base, state.tree, WRITER_VERSION, [[path.name, files.sha256_file(path)] for path in inputs]])
+
+    def run(self, state: PatchState) -> Result:
+        """Results of models and configurations that were run on the same probe before are taken from the cache."""
+        from .off import Off, subjects, summary
+
+        workshop = self.compiles.workshop
+        report = Off(workshop, subjects(workshop), patched=self.compiles.tree(state)).run()
+        if report.holds:
+            return Result(State.PASSED, summary(report).rpartition(", in ")[0])
+        return Result(State.FAILED, report.findings[0].text, log="\n".join(finding.text for finding in report.findings))
+
+
 _TEST = re.compile(r"\btests/engine/test_\w+\.py\b")
 
 
@@ -225,7 +251,7 @@ class OwnTests:
 def gates(workshop: Workshop, upstream: Upstream) -> tuple[Gate, ...]:
     """All gates of the ledger, cheapest first."""
     compiles = Compiles(workshop, upstream)
-    return (Applies(), Lints(), compiles, OwnTests(workshop))
+    return (Applies(), Lints(), compiles, ChangesNothingWhenOff(compiles), OwnTests(workshop))
 
 
 def gate_named(known: Sequence[Gate], name: str) -> Gate:
