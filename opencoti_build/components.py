@@ -174,8 +174,8 @@ def build_engine(
         goals = (*load_recipe().ninja_targets, *(f"bin/{target.library_name(variant)}" for variant in wanted))
         log = directory / "build.log"
         with ninja.lease(directory / "lease", console=console) as lease:
-            _configure(setup, source, work, directory, flags, console=console, runner=runner, name=target.name, lease=lease)
-            _touch_changed_sources(source, directory / "sources.json")
+            configure(setup, source, work, directory, flags, console=console, runner=runner, name=target.name, lease=lease)
+            touch_changed_sources(source, directory / "sources.json")
             ninja.build(
                 setup.tools.ninja,
                 work,
@@ -303,8 +303,11 @@ def read_component(directory: Path, *, epoch: int | None = None) -> Component:
         raise ManifestError(f"{path} cannot be read: {error}.") from error
 
 
-def _configure(setup: Setup, source: Path, work: Path, state: Path, flags: Mapping[str, str], *, console: Console, runner: Runner, name: str, lease: int | None) -> None:
-    """Run cmake unless this very configuration is in place; start afresh where CMake cannot change its mind (source, compiler)."""
+def configure(setup: Setup, source: Path, work: Path, state: Path, flags: Mapping[str, str], *, console: Console, runner: Runner, name: str, lease: int | None) -> None:
+    """Run cmake unless this very configuration is in place; start afresh where CMake cannot change its mind (source, compiler).
+
+    ``work`` is the build directory, ``state`` the folder of the record and the log. Raises BuildError.
+    """
     source = source.resolve()
     for folder in (source, work.resolve()):
         if bad := set(str(folder)) & set('$`"\\;#' if os.name != "nt" else '$`";#'):
@@ -355,7 +358,7 @@ def _shell_word(text: str) -> str:
     return f'"{text}"'
 
 
-def _touch_changed_sources(source: Path, record: Path) -> None:
+def touch_changed_sources(source: Path, record: Path) -> None:
     """Make every change of content visible to ninja, which goes by modification times.
 
     A file may be replaced by one with an older time (a restored backup, an archive with fixed times). All (size, time) pairs

@@ -428,7 +428,7 @@ def test_a_file_replaced_by_an_older_one_is_brought_to_the_present(tmp_path: Pat
     for name in ("replaced", "same", "newer", ".git/x"):
         (source / name).write_text("1")
         os.utime(source / name, (1000, 1000))
-    components._touch_changed_sources(source, record)
+    components.touch_changed_sources(source, record)
     (source / "replaced").write_text("2")
     os.utime(source / "replaced", (500, 500))
     (source / ".git" / "x").write_text("2")
@@ -436,13 +436,13 @@ def test_a_file_replaced_by_an_older_one_is_brought_to_the_present(tmp_path: Pat
     later = time.time() + 100
     os.utime(source / "newer", (later, later))
     before = time.time()
-    components._touch_changed_sources(source, record)
+    components.touch_changed_sources(source, record)
     assert (source / "replaced").stat().st_mtime >= before - 1
     assert (source / "same").stat().st_mtime == 1000
     assert (source / "newer").stat().st_mtime == pytest.approx(later)
     assert (source / ".git" / "x").stat().st_mtime == 500
     stamp = (source / "replaced").stat().st_mtime_ns
-    components._touch_changed_sources(source, record)
+    components.touch_changed_sources(source, record)
     assert (source / "replaced").stat().st_mtime_ns == stamp, "once"
 
 
