@@ -306,8 +306,10 @@ def _read_tar(stream: IO[bytes], magic: bytes, writer: _Writer) -> None:
 def _read_zip(stream: IO[bytes], magic: bytes, writer: _Writer) -> None:
     with zipfile.ZipFile(stream) as archive:
         for entry in archive.infolist():
-            path = writer.path_of(entry.orig_filename.rstrip("/") if entry.is_dir() else entry.orig_filename)
-            if entry.is_dir() or path is None:
+            # Not filename and is_dir(): zipfile cuts a name at a NUL, and an empty rest has no last character to look at.
+            name = entry.orig_filename
+            path = writer.path_of(name.rstrip("/"))
+            if name.endswith("/") or path is None:
                 continue
             mode = entry.external_attr >> 16 if entry.create_system == 3 else 0
             kind = stat.S_IFMT(mode)

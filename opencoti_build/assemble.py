@@ -158,8 +158,8 @@ class Builder:
     def _component_part(self, library: ComponentLibrary) -> Part:
         found = self.store.find(library)
         if found is None:
-            return Part(library.entry + f" ({library.os})", f"component {library.component}", State.MISSING, f"no {library.file} in {self.store.folder(library).relative_to(self.workshop.project.root).as_posix()}")
-        return Part(library.entry + f" ({library.os})", f"component {library.component} {found.build}", State.READY)
+            return Part(library.part, f"component {library.component}", State.MISSING, f"no {library.file} in {self.store.folder(library).relative_to(self.workshop.project.root).as_posix()}")
+        return Part(library.part, f"component {library.component} {found.build}", State.READY)
 
     # ---- artifact -------------------------------------------------------------------------------------------------------------
 

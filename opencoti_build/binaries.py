@@ -135,9 +135,28 @@ def _read(head: bytes, source: Any, size: int, name: str) -> Binary:
         raise BinaryMismatch(f"{name} cannot be read as {kind.value.upper()}: {error}.") from error
 
 
+def overlay(path: Path) -> int:
+    """Bytes behind what an ELF's or PE's own headers describe, not counting zeros that pad it; 0 for a Mach-O, which is not looked at.
+
+    Raises BinaryMismatch for a malformed file.
+    """
+    binary = read(path)
+    if binary.problems:
+        raise BinaryMismatch(f"{path.name}: {binary.problems[0]}.")
+    if binary.format is Format.MACHO:
+        return 0
+    parsed = (_lief().ELF if binary.format is Format.ELF else _lief().PE).parse(str(path))
+    return len(bytes(parsed.overlay).rstrip(b"\0"))
+
+
 _ELF_MACHINES = {"X86_64": "x86_64", "AARCH64": "aarch64"}
 _PE_MACHINES = {"AMD64": "x86_64", "ARM64": "aarch64"}
 _MACHO_MACHINES = {"X86_64": "x86_64", "ARM64": "aarch64"}
+
+
+def _text(value: str | bytes) -> str:
+    """A name as text: lief hands out bytes where a damaged file's name is no UTF-8."""
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
 def _elf(parsed: Any, head: bytes, size: int, name: str) -> Binary:
@@ -147,12 +166,12 @@ def _elf(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     bound: dict[str, tuple[list[str], list[str]]] = {}
     for requirement in parsed.symbols_version_requirement:
         for auxiliary in requirement.get_auxiliary_symbols():
-            bound.setdefault(auxiliary.name, ([], []))[0].append(requirement.name)
+            bound.setdefault(_text(auxiliary.name), ([], []))[0].append(_text(requirement.name))
     for symbol in parsed.dynamic_symbols:
         version = symbol.symbol_version if symbol.has_version else None
         auxiliary = version.symbol_version_auxiliary if version is not None and version.has_auxiliary_version else None
-        if auxiliary is not None and symbol.imported and auxiliary.name in bound:
-            bound[auxiliary.name][1].append(symbol.name)
+        if auxiliary is not None and symbol.imported and _text(auxiliary.name) in bound:
+            bound[_text(auxiliary.name)][1].append(_text(symbol.name))
     kind = Kind.LIBRARY if header.file_type.name == "DYN" and not parsed.has_interpreter and not _is_pie(parsed) else Kind.PROGRAM
     if header.file_type.name not in ("DYN", "EXEC"):
         problems.append("it is an object file or core dump, not a program or library")
@@ -162,10 +181,10 @@ def _elf(parsed: Any, head: bytes, size: int, name: str) -> Binary:
         Format.ELF,
         _ELF_MACHINES.get(machine, machine.lower()),
         kind,
-        tuple(parsed.libraries),
+        tuple(_text(library) for library in parsed.libraries),
         tuple(VersionNeed(version, tuple(libraries), tuple(sorted(symbols))) for version, (libraries, symbols) in sorted(bound.items())),
-        parsed.interpreter if parsed.has_interpreter else "",
-        tuple(sorted(symbol.name for symbol in parsed.exported_symbols)),
+        _text(parsed.interpreter) if parsed.has_interpreter else "",
+        tuple(sorted(_text(symbol.name) for symbol in parsed.exported_symbols)),
         problems=tuple(problems),
     )
 
@@ -199,16 +218,16 @@ def _pe(parsed: Any, head: bytes, size: int, name: str) -> Binary:
     problems = []
     for section in parsed.sections:
         if section.pointerto_raw_data + section.sizeof_raw_data > size:
-            problems.append(f"section {section.name} reaches beyond the end of the file (truncated?)")
+            problems.append(f"section {_text(section.name)} reaches beyond the end of the file (truncated?)")
     is_library = parsed.header.has_characteristic(_lief().PE.Header.CHARACTERISTICS.DLL)
-    needed = [entry.name.lower() for entry in parsed.imports] + [entry.name.lower() for entry in getattr(parsed, "delay_imports", ())]
+    needed = [_text(entry.name).lower() for entry in parsed.imports] + [_text(entry.name).lower() for entry in getattr(parsed, "delay_imports", ())]
     exports = parsed.get_export() if parsed.has_exports else None
     return Binary(
         Format.PE,
         _PE_MACHINES.get(machine, machine.lower()),
         Kind.LIBRARY if is_library else Kind.PROGRAM,
         tuple(dict.fromkeys(needed)),
-        exports=tuple(sorted(entry.name for entry in exports.entries if entry.name)) if exports is not None else (),
+        exports=tuple(sorted(_text(entry.name) for entry in exports.entries if entry.name)) if exports is not None else (),
         signed=parsed.data_directory(_lief().PE.DataDirectory.TYPES.CERTIFICATE_TABLE).size > 0,
         problems=tuple(problems),
     )
@@ -227,8 +246,8 @@ def _macho(parsed: Any, head: bytes, size: int, name: str) -> Binary:
         Format.MACHO,
         _MACHO_MACHINES.get(machine, machine.lower()),
         Kind.LIBRARY if is_library else Kind.PROGRAM,
-        tuple(library.name for library in binary.libraries),
-        exports=tuple(sorted(symbol.name.removeprefix("_") for symbol in binary.exported_symbols)),
+        tuple(_text(library.name) for library in binary.libraries),
+        exports=tuple(sorted(_text(symbol.name).removeprefix("_") for symbol in binary.exported_symbols)),
         signed=binary.has_code_signature,
     )
 

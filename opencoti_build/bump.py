@@ -138,6 +138,8 @@ def _completed(pinned: Archive, sources: Sequence[Source], fetcher: Fetcher) -> 
 
 def _released(source: PypiSource, platform: str, fetcher: Fetcher) -> Archive:
     """The file of a new release that takes the place of the pinned one."""
+    if fetcher.offline:
+        raise OfflineError(f"Which files {source.project} {source.release} has is only known to the index, and offline was asked for: run the same command with a network.")
     offered = _choose(fetcher.index.files(source.project), source, platform)
     if offered.size is not None and offered.sha256 is not None:
         return Archive(offered.file, offered.size, offered.sha256)
@@ -213,8 +215,11 @@ def _licence(before: Pin, shift: _Shift, content: Path, fetcher: Fetcher, accept
         data = (content / path).read_bytes()
     except OSError as error:
         raise DataError(f"{before.name}: the licence file {path} is not there any more: find the licence and edit the pin.") from error
-    sha256 = hashlib.sha256(data).hexdigest()
-    if before.licence_file.sha256 not in (None, sha256) and not accept:
+    # Wheels for Windows may carry the same text with CRLF.
+    sha256 = hashlib.sha256(data.replace(b"\r\n", b"\n")).hexdigest()
+    if before.licence_file.sha256 in (sha256, hashlib.sha256(data).hexdigest()):
+        return LicenceFile(path, before.licence_file.sha256)
+    if before.licence_file.sha256 is not None and not accept:
         raise DataError(
             f"{before.name}: the text of {path} changed: read it, correct 'licence' if need be, and run the command with --accept-licence.",
             details=_licence_diff(before, data, fetcher),

@@ -8,6 +8,7 @@ prints by itself; tests hand in one that writes to a string.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import time
@@ -90,6 +91,8 @@ class Console:
 
     def __init__(self, stream: IO[str] | None = None, *, mode: Mode | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.stream = stream if stream is not None else sys.stderr
+        if isinstance(self.stream, io.TextIOWrapper) and self.stream.errors == "strict":
+            self.stream.reconfigure(errors="backslashreplace")  # a path may hold what the terminal's encoding has not
         self.mode = mode if mode is not None else mode_from_environment(dict(os.environ), is_terminal=self.stream.isatty())
         self._clock = clock
         self._rich = RichConsole(

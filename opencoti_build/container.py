@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from . import binaries, files, universal, zipformat
-from .console import Console, Mode, human_bytes
-from .errors import ContainerError, DiskError, HeadroomError, ManifestError
+from .console import Console, Mode, count_of, human_bytes
+from .errors import BinaryMismatch, ContainerError, DiskError, HeadroomError, ManifestError
 from .hashing_writer import HashingWriter
 from .zipformat import Entry, Method
 
@@ -120,6 +120,7 @@ def inspect_host(path: Path, *, replace: bool = False) -> Host:
             if universal.is_universal(head):
                 universal.read_host(path)  # tells what is wrong with the side file
                 raise ContainerError(f"{universal.side_file(path)} describes another file than {path.name}: build the host again.")
+            _refuse_overlay(path, head)
             return Host(path, size)
         if scan.directory is None or scan.findings:
             raise ContainerError(f"{path} ends in a ZIP that nothing can be appended to: {scan.findings[0]}.", details="\n".join(scan.findings[1:]))
@@ -127,8 +128,20 @@ def inspect_host(path: Path, *, replace: bool = False) -> Host:
         if index is None:
             return Host(path, size, scan.directory.entries)
         if not replace:
-            raise ContainerError(f"{path} holds a payload already: give --replace to put another in its place.")
+            raise ContainerError(f"{path} holds a payload already: ask for it to be replaced (--replace), or name the host that it was made of.")
         return _without_payload(path, stream, scan.directory, index)
+
+
+def _refuse_overlay(path: Path, head: bytes) -> None:
+    """A host without a ZIP must end where its own format says: what lies behind is junk, or a payload that was cut or damaged."""
+    if head.startswith(b"MZqFpD") or head.startswith(b"jartsr"):
+        return  # an Actually Portable Executable: several programs in one file, its headers tell the end of none
+    try:
+        extra = binaries.overlay(path)
+    except BinaryMismatch as error:
+        raise ContainerError(f"{path} is a damaged executable: {error.message}") from error
+    if extra:
+        raise ContainerError(f"{path} has {count_of(extra, 'byte')} beyond the end of its program that are no ZIP (junk, or a damaged payload): use the original file.")
 
 
 def _open(path: Path) -> BufferedReader:

@@ -110,7 +110,7 @@ class Node:
         self._asked.add(key)
         if key not in self.value:
             near = difflib.get_close_matches(key, [k for k in self.value if k not in self._asked], n=1)
-            hint = f"; is {near[0]!r} meant to be it" if near else ""
+            hint = f"; {near[0]!r} looks like it, misspelled" if near else ""
             raise self.fail(f"the field {key!r} is missing{hint}")
         return self._child(key, self.value[key])
 

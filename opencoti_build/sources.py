@@ -89,7 +89,9 @@ class Upstream:
         Raises PatchError when a patch does not apply, or when the result is not the tree that series.yaml records.
         """
         made, listing = patched_tree(self.folder, self.base, self.workshop.cache), self.folder.listing()
-        if listing is None and made.patches:
+        if not made.patches:
+            raise PatchError(f"{self.folder.path} holds no patches, and the engine is the base plus the series: restore them ('git checkout -- patches').")
+        if listing is None:
             raise PatchError(f"{self.folder.list_path} is not there, so nobody can tell whether a patch is missing: 'invoke patches lint --fix' and 'invoke patches export' write it anew.")
         if listing is not None and listing.tree and listing.tree != made.tree_id:
             raise PatchError(

@@ -45,6 +45,11 @@ class ComponentLibrary:
     entry: str
     file: str
 
+    @property
+    def part(self) -> str:
+        """What plans and manifests call it."""
+        return f"{self.entry} ({self.os})"
+
 
 Library = EngineLibraries | ComponentLibrary
 

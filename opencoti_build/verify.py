@@ -45,6 +45,7 @@ from .errors import (
     VersionMismatch,
 )
 from .runner import Runner, SystemRunner
+from .variants import ComponentLibrary, Variant
 from .zipformat import Entry, Method
 
 
@@ -198,12 +199,13 @@ def artifact(
     *,
     manifest: Path | None = None,
     pins: Path | None = None,
+    variants: Mapping[str, Variant] | None = None,
     console: Console | None = None,
     run: bool = False,
     wine: bool = False,
     runner: Runner | None = None,
 ) -> Report:
-    """Verify ``path`` against ``manifest`` (default: FILE.MANIFEST.json beside it, if any) and the pin files in ``pins``.
+    """Verify ``path`` against ``manifest`` (default: FILE.MANIFEST.json beside it, if any), the pin files in ``pins`` and ``variants``.
 
     Executes nothing unless ``run`` (starts it with ``--version``) or ``wine`` (the same for its Windows side). Raises UsageError
     when the file cannot be read and ManifestError when a given manifest cannot; everything about the file itself is in the report.
@@ -213,7 +215,7 @@ def artifact(
         raise UsageError(f"There is no folder {pins} of pin files.")
     try:
         with path.open("rb") as stream:
-            return _Verification(path, stream, manifest, pins, console or Console(mode=Mode.QUIET), runner or SystemRunner()).report(run=run, wine=wine)
+            return _Verification(path, stream, manifest, pins, console or Console(mode=Mode.QUIET), runner or SystemRunner(), variants or {}).report(run=run, wine=wine)
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
 
@@ -221,8 +223,8 @@ def artifact(
 class _Verification:
     """One run over one file."""
 
-    def __init__(self, path: Path, stream: BinaryIO, document: Path | None, pins: Path | None, console: Console, runner: Runner) -> None:
-        self.path, self.stream, self.pins, self.console, self.runner = path, stream, pins, console, runner
+    def __init__(self, path: Path, stream: BinaryIO, document: Path | None, pins: Path | None, console: Console, runner: Runner, variants: Mapping[str, Variant]) -> None:
+        self.path, self.stream, self.pins, self.variants, self.console, self.runner = path, stream, pins, variants, console, runner
         self.size = os.fstat(stream.fileno()).st_size
         self.head = stream.read(binaries.HEAD_SIZE)
         self.document, self.no_document = _find_manifest(path, document)
@@ -394,8 +396,12 @@ class _Verification:
             self.hashes.good(f"{checksums.NAME} agrees")
         elif wanted is not None:
             self.hashes.bad(f"the file has sha256 {sha256}, {checksums.NAME} says {wanted}")
+        elif listed or os.path.lexists(sums):
+            self.hashes.notes.append(f"the {checksums.NAME} beside it does not list it")
         if self.document is None:
             return
+        if self.document.file != self.path.name:
+            self.hashes.notes.append(f"its manifest calls it {self.document.file}")
         beside = self.document_path.resolve().parent == sums.resolve().parent
         if (wanted := listed.get(self.document_path.name) if beside else None) is None:
             self.hashes.notes.append("the manifest itself stands in no SHA256SUMS: its lists of patches and missing parts are not proven")
@@ -462,7 +468,21 @@ class _Verification:
         for name in present:
             if document.entry(name) is None:
                 self.entries.bad(f"entry {name} is not in the manifest")
+        self._check_complete(document, present)
         self.entries.good("all as in the manifest")
+
+    def _check_complete(self, document: manifest.Manifest, present: Mapping[str, Entry]) -> None:
+        """What the variant should hold is there, or the manifest says that it is missing."""
+        if not self.variants:
+            return
+        variant = self.variants.get(document.variant)
+        if variant is None:
+            self.entries.notes.append(f"this checkout knows no variant {document.variant!r}, so nobody can tell what should be in it")
+            return
+        missing = {row.name for row in document.missing}
+        for library in variant.libraries:
+            if isinstance(library, ComponentLibrary) and library.entry not in present and library.part not in missing:
+                self.entries.bad(f"{library.part} is neither in the file nor listed as missing, but belongs to the variant {document.variant}")
 
     def _check_pins(self, subject: _Subject) -> None:
         """Libraries of a pinned component must have a sha256 that its pin file lists."""
@@ -513,6 +533,9 @@ class _Verification:
                 self.version.bad(f"{name} was not built from the tree {tree} that the manifest names")
             else:
                 self.version.good()
+        comment = subject.directory.comment
+        if comment != engine.encode():
+            self.version.bad(f"the ZIP comment is {comment[:80]!r}, {container.INDEX_NAME} says {engine}")
         if not self.version.problems:
             self.version.notes.append(engine)
 
@@ -606,7 +629,9 @@ class _Verification:
             environment = {key: value for key, value in os.environ.items() if not key.startswith(("OPENCOTI_", "LLAMA_"))}
             environment |= {"OPENCOTI_LLAMAFILE_CACHE": folder, "WINEPREFIX": str(Path(folder) / "wine"), "WINEDEBUG": "-all"}
             outcome = self.runner.run(argv, env=environment, check=False, error=RunMismatch)
-        first = next((line.strip()[:200] for line in outcome.output.splitlines() if line.strip()), "nothing")
+        lines = [line.strip()[:200] for line in outcome.output.splitlines() if line.strip()]
+        # Under wine its own messages come first.
+        first = next((line for line in lines if engine in line.split()), lines[0] if lines else "nothing")
         if outcome.code != 0:
             row.bad(f"started {how} it ended with exit code {outcome.code}: {first}")
         elif engine not in outcome.output.split():

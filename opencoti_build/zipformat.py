@@ -48,6 +48,7 @@ _MADE_BY_UNIX = 3 << 8
 _VERSION = 20
 _VERSION_ZIP64 = 45
 """What a reader must know, in tenths (APPNOTE 4.4.3): deflate, zip64. Common readers refuse an entry that asks for more."""
+_KINDS = {0o120000: "a symbolic link", 0o040000: "a folder", 0o020000: "a device", 0o060000: "a device", 0o010000: "a pipe", 0o140000: "a socket"}
 _MAX_CENTRAL = 64 << 20
 """Bytes of central directory we are willing to hold in memory; our own files have a few kilobytes."""
 
@@ -453,6 +454,9 @@ def _read_central(data: bytes, end: _End, findings: list[str]) -> list[Entry] | 
             findings.append(f"entry {label} has compression method {method}; only 0 (stored) and 8 (deflate) are allowed")
         elif method == Method.STORED and size != packed:
             findings.append(f"entry {label} is stored, but its two sizes differ: {size} and {packed}")
+        kind = attributes >> 16 & 0o170000
+        if kind not in (0, 0o100000) and not (kind == 0o040000 and name.endswith("/")):
+            findings.append(f"entry {label} is marked as {_KINDS.get(kind, 'something other than a file')}")
         if disk not in (0, MAX16):
             findings.append(f"entry {label} claims to be on another disk")
         entries.append(Entry(name, size, crc, offset, offset, method, packed, attributes >> 16, data[at:stop]))

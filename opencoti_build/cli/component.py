@@ -9,9 +9,11 @@ from pathlib import Path
 from invoke import Collection
 from invoke.context import Context
 
-from .. import assemble, components, toolchains
+from .. import assemble, components, container, toolchains
 from ..components import Component
-from ..console import Console, human_bytes
+from ..console import Console, count_of, human_bytes
+from ..container import PayloadEntry
+from ..errors import UsageError
 from .common import CommandContext, command, context, job_count
 
 _TARGET = "A platform, such as linux-x86_64, or 'native' for this machine; 'invoke component list' shows them."
@@ -80,6 +82,29 @@ def export(c: Context, target: str, out: str, toolchain: str = "") -> None:
         print(path)
 
 
+@command(
+    help={
+        "host": "An executable: a native program, an Actually Portable Executable, or a file of ours.",
+        "out": "The file to write.",
+        "library": "NAME=FILE: put FILE in under this name; may be given several times.",
+        "replace": "The host holds a payload already: leave that out.",
+    },
+    iterable=["library"],
+)
+def append(c: Context, host: str, out: str, library: list[str], replace: bool = False) -> None:
+    """Append a payload to any executable without changing a byte of it; prints the finished file's path."""
+    made = context(c)
+    entries = []
+    for text in library:
+        name, mark, path = text.partition("=")
+        if not mark or not name or not path:
+            raise UsageError(f"--library is {text!r}; give it as NAME=FILE.")
+        entries.append(PayloadEntry(name, Path(path), library={"file": Path(path).name}))
+    done = container.append(Path(host), Path(out), entries, engine=made.project.identity().engine, replace=replace, windows_limit=out.lower().endswith(".exe"), console=made.console)
+    made.console.success(f"{done.path.name} written, {human_bytes(done.size)}, {count_of(len(entries), 'library', 'libraries')}, sha256 {done.sha256}")
+    print(done.path)
+
+
 ns = Collection("component")
-for _task in (build, list_components, export):
+for _task in (build, list_components, export, append):
     ns.add_task(_task)

@@ -121,6 +121,10 @@ def status(c: Context, tree: str = "", json: bool = False) -> None:
     )
     for code, path in now.edits:
         print(f"{code} {path}")
+    if now.rows and not place.folder.list_path.exists():
+        place.made.console.warn(f"{place.folder.list_path} is not there: 'invoke patches lint --fix' and 'invoke patches export' write it anew; builds refuse until then.")
+    if not now.rows and not place.folder.path.is_dir():
+        place.made.console.warn(f"{place.folder.path} is not there: builds refuse without patches.")
     if now.next:
         place.made.console.info(f"next: {now.next}")
 

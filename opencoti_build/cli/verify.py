@@ -8,7 +8,7 @@ from pathlib import Path
 from invoke import Collection
 from invoke.context import Context
 
-from .. import verify
+from .. import variants, verify
 from ..errors import OpencotiError
 from .common import command, context
 
@@ -31,6 +31,7 @@ def artifact(c: Context, file: str, manifest: str = "", pins: str = "", run: boo
             Path(file),
             manifest=Path(manifest) if manifest else None,
             pins=Path(pins) if pins else here.project.pins if here.project.pins.is_dir() else None,
+            variants=variants.load(here.project.variants),
             console=here.console,
             run=run,
             wine=wine,

@@ -459,3 +459,14 @@ def test_what_git_cannot_hold_is_refused(tmp_path: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(ArchiveError, match="neither a file nor a folder"):
         tree_digest(root)
+
+
+def test_name_that_begins_with_nul_is_refused(tmp_path: Path) -> None:
+    """zipfile cuts such a name to nothing."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as writer:
+        writer.writestr("abc", b"x")
+    (tmp_path / "a.zip").write_bytes((tmp_path / "a.zip").read_bytes().replace(b"abc", b"\0bc"))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ArchiveError):
+        unpack(tmp_path / "a.zip", tmp_path / "out", limits=LIMITS)
+    assert not list((tmp_path / "out").rglob("*"))

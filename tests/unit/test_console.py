@@ -64,3 +64,11 @@ def test_progress_of_an_unknown_total_works_in_every_mode(mode):
     with Console(io.StringIO(), mode=mode).progress("waiting") as meter:
         meter.advance()
         meter.set(5, 10, "nearly")
+
+
+def test_what_the_terminal_cannot_show_is_escaped() -> None:
+    """LC_ALL=C and a path with an umlaut: a line, not a defect."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict", write_through=True)
+    Console(stream, mode=Mode.PLAIN).success("für")
+    assert b"f\\xfcr" in raw.getvalue()

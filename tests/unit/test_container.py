@@ -177,7 +177,7 @@ def test_known_sums_are_taken_and_give_the_same_file(host: Path, payload: list[P
 
 def test_existing_payload_is_refused_and_replaced_on_demand(host: Path, payload: list[PayloadEntry], tmp_path: Path) -> None:
     first = container.append(host, tmp_path / "file", payload, engine=ENGINE)
-    with pytest.raises(ContainerError, match="holds a payload already: give --replace"):
+    with pytest.raises(ContainerError, match="holds a payload already: ask for it to be replaced"):
         container.append(tmp_path / "file", tmp_path / "other", payload[:1], engine=ENGINE)
     replaced = container.append(tmp_path / "file", tmp_path / "file", payload[:1], engine=ENGINE, replace=True)
     fresh = container.append(host, tmp_path / "fresh", payload[:1], engine=ENGINE)
@@ -349,6 +349,32 @@ def test_kill_at_any_moment_leaves_the_old_file_or_the_new(host: Path, tmp_path:
         states.add(hashlib.sha256(out.read_bytes()).hexdigest())
     assert states <= {old.sha256, new.sha256}
     assert container.append(host, out, [PayloadEntry("lib", lib)], engine=ENGINE).sha256 == new.sha256
+
+
+@pytest.mark.parametrize("junk", [b"x", b"junk" * 20000, b"PK\1\2" + bytes(50)], ids=["a byte", "more than an end record's reach", "half a directory"])
+def test_plain_program_with_something_behind_it_is_refused(junk: bytes, tmp_path: Path) -> None:
+    program = binary_fixtures.elf()
+    (tmp_path / "program").write_bytes(program + junk)
+    with pytest.raises(ContainerError, match="beyond the end of its program|ends in a ZIP"):
+        container.append(tmp_path / "program", tmp_path / "out", [], engine=ENGINE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_program_that_lost_a_piece_of_its_payload_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(binary_fixtures.elf())
+    (tmp_path / "lib").write_bytes(os.urandom(200000))
+    whole = container.append(tmp_path / "program", tmp_path / "whole", [PayloadEntry("lib", tmp_path / "lib")], engine=ENGINE).path.read_bytes()
+    for lost in (1, 30, 100000):
+        (tmp_path / "cut").write_bytes(whole[:-lost])
+        with pytest.raises(ContainerError):
+            container.append(tmp_path / "cut", tmp_path / "out", [], engine=ENGINE)
+
+
+@pytest.mark.parametrize("head", [b"\x7fELF", b"MZ" + bytes(10), b"\x7fELF" + bytes(200)])
+def test_what_only_begins_like_a_program_is_refused(head: bytes, tmp_path: Path) -> None:
+    (tmp_path / "program").write_bytes(head)
+    with pytest.raises(ContainerError, match="damaged executable|not an executable"):
+        container.append(tmp_path / "program", tmp_path / "out", [], engine=ENGINE)
 
 
 # Fuzzing

@@ -48,7 +48,7 @@ def test_every_gpu_library_has_one_published_name_per_system():
     [
         (("host: universal", "host: ape"), "host: 'ape' is not known; known are universal, program"),
         (("title: A small one\n", ""), "the field 'title' is missing"),
-        (("suffix:", "sufix:"), "the field 'suffix' is missing; is 'sufix' meant to be it"),
+        (("suffix:", "sufix:"), "the field 'suffix' is missing; 'sufix' looks like it, misspelled"),
         (("title: A small one", "title: A small one\ntoolchian: zig"), "unknown field 'toolchian'; did you mean 'toolchain'"),
         (("title: A small one", "title: A small one\ntitle: Another"), "the key 'title' stands twice"),
         (("name: small", "name: other"), "file and name must agree"),

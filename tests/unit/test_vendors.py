@@ -868,6 +868,21 @@ def test_bump_stops_at_a_changed_licence_and_shows_it(world: World, bumpable: Pa
     assert licence is not None and licence.sha256 == hashlib.sha256(b"Pay first.\n").hexdigest()
 
 
+def test_bump_takes_other_line_ends_for_the_same_licence(world: World, bumpable: Path) -> None:
+    """Wheels for Windows carry the text with CRLF."""
+    before = load_pin(bumpable).licence_file
+    advance(world, {**NEXT, "LICENSE": FILES["LICENSE"].replace(b"\n", b"\r\n")})
+    assert b"\n" in FILES["LICENSE"]
+    bump(bumpable, "b13", world.fetcher())
+    assert load_pin(bumpable).licence_file == before
+
+
+def test_bump_offline_asks_nobody(world: World, bumpable: Path) -> None:
+    advance(world)
+    with pytest.raises(OfflineError, match="offline was asked for"):
+        bump(bumpable, "b13", world.fetcher(offline=True))
+
+
 def test_bump_stops_when_the_licence_is_gone(world: World, bumpable: Path) -> None:
     advance(world, {name: data for name, data in NEXT.items() if name != "LICENSE"})
     with pytest.raises(DataError, match="LICENSE is not there any more"):

@@ -41,6 +41,7 @@ from opencoti_build.errors import (
     VersionMismatch,
 )
 from opencoti_build.runner import Outcome
+from opencoti_build.variants import ComponentLibrary, HostKind, Variant
 from opencoti_build.verify import State
 from opencoti_build.zipformat import Method
 
@@ -262,6 +263,32 @@ def test_programs_come_from_the_tree_that_the_manifest_names(workshop: Workshop)
         "linux-aarch64": binary_fixtures.elf("aarch64", needed=["libc.so.6"], imports={"puts": LIBC["puts"]}, padding=stamp),
     }
     assert verify.artifact(workshop.papers(tree=tree)).outcome is verify.Outcome.VERIFIED
+
+
+def test_part_that_nobody_calls_missing(workshop: Workshop) -> None:
+    """The variant's libraries are in the file or in the manifest's list of missing parts."""
+    known = {
+        "universal": Variant("universal", "x", "x", HostKind.UNIVERSAL, "zig", (), (ComponentLibrary("cuda", "cuda", "13", "linux", "x86_64", "ggml-cuda.so", "f"), ComponentLibrary("vulkan", "vulkan", "", "linux", "x86_64", "ggml-vulkan.so", "f")))
+    }
+    expect(verify.artifact(workshop.papers(), variants=known), EntryMismatch, "ggml-vulkan.so (linux) is neither in the file nor listed as missing")
+    named = workshop.papers(complete=False, missing=(manifest.Missing("ggml-vulkan.so (linux)", "no file"),))
+    assert verify.artifact(named, variants=known).outcome is verify.Outcome.VERIFIED
+    other = verify.artifact(workshop.papers(variant="nope"), variants=known)
+    assert "knows no variant 'nope'" in next(check.detail for check in other.checks if check.name == "entries")
+
+
+def test_comment_of_the_archive(workshop: Workshop) -> None:
+    path = workshop.build()
+    path.write_bytes(path.read_bytes()[: -len(ENGINE)] + ENGINE.replace("c4", "c5").encode())
+    expect(verify.artifact(path), VersionMismatch, "the ZIP comment is")
+
+
+def test_poor_list_of_checksums_is_named(workshop: Workshop) -> None:
+    path = workshop.papers()
+    (path.parent / "SHA256SUMS").write_text("")
+    assert "SHA256SUMS beside it does not list it" in verify.artifact(path).checks[0].detail
+    manifest.write(manifest.beside(path), dataclasses.replace(workshop.document(), file="other.exe"))
+    assert "its manifest calls it other.exe" in verify.artifact(path).checks[0].detail
 
 
 def test_size_is_compared_too(workshop: Workshop) -> None:
@@ -545,7 +572,7 @@ def test_windows_limit(workshop: Workshop) -> None:
             pytest.skip("this file system has no sparse files")
         head = big.open("rb")
         with head:
-            made = verify._Verification(big, head, None, None, Console(mode=Mode.QUIET), FakeRunner(""))
+            made = verify._Verification(big, head, None, None, Console(mode=Mode.QUIET), FakeRunner(""), {})
             made._check_limit()
         assert (made.limit.check().state is State.FAILED) == failed
         assert made.limit.error is HeadroomError

@@ -117,6 +117,8 @@ END = BASE.rindex(b"PK\5\6")
         (_poke(BASE, 10, struct.pack("<H", 9)), "contradicts the central directory: time"),
         (_poke(BASE, 4, struct.pack("<H", 46)), "local header of entry 'a' asks for a reader of ZIP version 4.6"),
         (_poke(BASE, _central(BASE, "b") + 6, struct.pack("<H", 64)), "entry 'b' asks for a reader of ZIP version 6.4"),
+        (_poke(BASE, _central(BASE, "b") + 38, struct.pack("<I", 0o120777 << 16)), "entry 'b' is marked as a symbolic link"),
+        (_poke(BASE, _central(BASE, "b") + 38, struct.pack("<I", 0o040755 << 16)), "entry 'b' is marked as a folder"),
         (_poke(BASE, LOCAL_B, b"PK\3\5"), "bytes that are no local header"),
         (_poke(BASE, _central(BASE, "b") + 42, struct.pack("<I", 0)), "overlap"),
         (_poke(BASE, _central(BASE, "b") + 42, struct.pack("<I", 10**6)), "points behind the central directory's start"),
