@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from invoke import Collection
 
+from .gate_models import models
+from .gate_quality import quality
+from .gate_sanitize import sanitize
 from .gate_series import series
+from .gate_upstream import upstream
 
-ns = Collection("gate", series)
+ns = Collection("gate", models, quality, sanitize, series, upstream)
