@@ -56,7 +56,7 @@ def test_a_broken_rope_fails_the_divergence(workshop, plan, patched, flags):
     broken = only(plan, "kv-q8_0", {Kind.KLD}, Side(flags=flags))
     for result in results(workshop, broken, patched, GEMMA):
         assert result.outcome is Outcome.FAIL
-        assert {check.bound.quantity for check in result.checks if not check.passed} >= {"mean", "top1"}
+        assert "mean" in {check.bound.quantity for check in result.checks if not check.passed}
 
 
 def test_a_broken_rope_fails_the_retrieval(workshop, plan, patched):
