@@ -147,7 +147,8 @@ class SharedTreeBuild(TreeBuild):
 
     def make(self, goals: Sequence[str], *, description: str) -> Path:
         """Bring the copy up to date, then build."""
-        from .off.mirror import mirror  # the package ``off`` itself builds with this module
+        # Not at the top: the package ``off`` itself builds with this module.
+        from .off.mirror import mirror
 
         with files.lock(self.directory.parent / f".{self.name}.sources.lock", wait_seconds=3600, what=f"the sources of {self.name}"):
             mirror(self.tree.path, self.source)
