@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
@@ -20,16 +19,13 @@ from opencoti_build.cache import Cache
 from opencoti_build.cli.common import CommandContext
 from opencoti_build.console import Console, Mode
 from opencoti_build.errors import BuildError, DataError, UsageError
-from opencoti_build.gates.off import compare, fields, matrix
+from opencoti_build.gates.off import compare, fields, matrix, models
 from opencoti_build.gates.off.gate import SIDES, Subject, _Processors, _Runs
 from opencoti_build.gates.off.mirror import mirror
 from opencoti_build.gates.off.probe import Probe
 from opencoti_build.gates.off.results import Outcome, Record, Result, read_defaults, read_dump, read_results
 from opencoti_build.project import find_project
 from opencoti_build.runner import SystemRunner
-
-subjects_module = importlib.import_module("opencoti_build.gates.off.subjects")
-"""The package exports its function under the same name."""
 
 # ---- the table of upstream's parameters -----------------------------------------------------------------------------------------
 
@@ -591,22 +587,22 @@ def test_a_drafter_runs_beside_its_target_and_not_alone(lab: _Lab) -> None:
     pytest.importorskip("numpy", reason="the zoo needs it; the test extra brings it: pip install -e '.[test]'")
     from opencoti_build.gates import zoo
 
-    models = zoo.load(zoo.zoo_file(find_project().root))
-    drafters = [model for model in models if model.is_drafter]
+    known = zoo.load(zoo.zoo_file(find_project().root))
+    drafters = [model for model in known if model.is_drafter]
     assert drafters
     for drafter in drafters:
-        target = next(model for model in models if model.family == drafter.target and model.mix.name == drafter.mix.name)
-        assert subjects_module.drafter_of(target, models) == drafter
+        target = next(model for model in known if model.family == drafter.target and model.mix.name == drafter.mix.name)
+        assert models.drafter_of(target, known) == drafter
         with pytest.raises(UsageError, match=f"drafts for {drafter.target}"):
-            subjects_module.subjects(lab.runs.workshop, [drafter.name])
-    alone = next(model for model in models if model.target is None and model.family not in {drafter.target for drafter in drafters})
-    assert subjects_module.drafter_of(alone, models) is None
+            models.subjects(lab.runs.workshop, [drafter.name])
+    alone = next(model for model in known if model.target is None and model.family not in {drafter.target for drafter in drafters})
+    assert models.drafter_of(alone, known) is None
 
 
 def test_a_file_is_a_model_too(lab: _Lab, tmp_path: Path) -> None:
-    found = subjects_module.subjects(lab.runs.workshop, [str(tmp_path / "model.gguf")], drafter=str(tmp_path / "model.gguf"))
+    found = models.subjects(lab.runs.workshop, [str(tmp_path / "model.gguf")], drafter=str(tmp_path / "model.gguf"))
     assert [(item.name, item.drafter, item.mtp, item.extra) for item in found] == [("model", (tmp_path / "model.gguf").resolve(), True, True)]
     with pytest.raises(UsageError, match="is no file"):
-        subjects_module.subjects(lab.runs.workshop, [str(tmp_path / "absent.gguf")])
+        models.subjects(lab.runs.workshop, [str(tmp_path / "absent.gguf")])
     with pytest.raises(UsageError, match="--drafter belongs"):
-        subjects_module.subjects(lab.runs.workshop, ["qwen2"], drafter=str(tmp_path / "model.gguf"))
+        models.subjects(lab.runs.workshop, ["qwen2"], drafter=str(tmp_path / "model.gguf"))

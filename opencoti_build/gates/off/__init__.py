@@ -3,8 +3,8 @@
 from .compare import TITLES, Finding
 from .gate import ModelReport, Off, Report, Subject, summary
 from .matrix import Configuration, Matrix, wishes
+from .models import subjects
 from .probe import Probe, build
-from .subjects import subjects
 
 __all__ = [
     "TITLES",
