@@ -12,8 +12,8 @@ from opencoti_build.gates import standins
 from opencoti_build.gates.server_suite import Outcome, Suite
 from opencoti_build.gates.upstream import UpstreamGate, Verdict, judge_disputed, judge_server, part_of
 
-pytest.importorskip("numpy", reason="the stand-ins are written with gguf-py: pip install -e '.[gates]'")
-pytest.importorskip("filelock", reason="upstream's tests use it: pip install -e '.[gates]'")
+pytest.importorskip("numpy", reason="the stand-ins are written with gguf-py: pip install -e '.[gate]'")
+pytest.importorskip("filelock", reason="upstream's tests use it: pip install -e '.[gate]'")
 
 BASICS = (
     "unit/test_basic.py::test_server_models",
