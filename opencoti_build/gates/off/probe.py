@@ -7,22 +7,19 @@ a result in the cache, by tree, probe and toolchain; the build directory only ma
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ... import files
-from ...cache import Cache, digest_of
+from ...cache import digest_of
 from ...errors import BuildError, ChecksumError
-from ...runner import Runner
 from ...series.base import tree_id_of
 from ...sources import Tree, Upstream, Workshop
-from ...toolchains.base import Setup, Target, ccache_settings, which
 from ...toolchains.native import NativeToolchain
-from ..tree_build import TreeBuild
+from ..tree_build import SharingToolchain, TreeBuild
 from . import fields
 from .mirror import mirror
 
@@ -49,32 +46,12 @@ class Probe:
     program: Path
 
 
-class _SharingToolchain(NativeToolchain):
-    """The machine's compiler, set up so that a compiler cache hits across folders.
-
-    The engine's own builds map their folders out of the binaries. Those words name absolute folders, and the cache takes
-    words as they are; the probe never leaves the machine, so it goes without them.
-    """
-
-    def prepare(self, target: Target, cache: Cache, runner: Runner, *, scratch: Path) -> Setup:
-        setup = super().prepare(target, cache, runner, scratch=scratch)
-        arguments = [*setup.arguments, *(f"-DCMAKE_{language}_FLAGS={self._words()}" for language in ("C", "CXX"))]
-        environment = dict(setup.environment)
-        if not any("COMPILER_LAUNCHER" in word for word in arguments) and not os.environ.get("OPENCOTI_CCACHE") and (ccache := which("ccache")):
-            words, more = ccache_settings(ccache, cache, None)
-            arguments += words
-            environment.update(more)
-        # Paths below this folder are handed on relative to the build directory, and the directory itself does not count.
-        environment.update(CCACHE_BASEDIR=str(scratch.parent.parent.resolve()), CCACHE_NOHASHDIR="1")
-        return replace(setup, arguments=tuple(arguments), environment=environment)
-
-
 @dataclass(frozen=True)
 class _ProbeBuild(TreeBuild):
     @property
     def toolchain(self) -> NativeToolchain:
         made = super().toolchain
-        return _SharingToolchain(made.runner, made.cmake, made.ninja, made.own_isa, made.openmp)
+        return SharingToolchain(made.runner, made.cmake, made.ninja, made.own_isa, made.openmp)
 
     def variables(self) -> dict[str, str]:
         return {name: value for name, value in super().variables().items() if name not in _IDENTITY}
