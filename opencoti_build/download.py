@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +64,14 @@ class Policy:
     connect_timeout: float = 15.0
     read_timeout: float = 60.0
     lock_wait: float = 6 * 3600.0
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What lay in a file's place in the cache instead of it, in words, and where that is kept now."""
+
+    found: str
+    kept: Path
 
 
 class Candidate(Protocol):
@@ -192,9 +201,35 @@ class Downloader:
     def have(self, wanted: Wanted) -> bool:
         """Whether the cache holds the file. Its bytes were verified when it was put there; here only the size is looked at."""
         try:
-            return self.cache.blob(wanted.sha256).stat().st_size == wanted.size
+            information = self.cache.blob(wanted.sha256).stat()
         except OSError:
             return False
+        return stat.S_ISREG(information.st_mode) and information.st_size == wanted.size
+
+    def check(self, wanted: Wanted) -> Damage | None:
+        """Hash the file in the cache again; whatever lies there instead of it is moved aside, so the next fetch brings it anew.
+
+        None when it is right, or when nothing is there. Raises DiskError when what is wrong cannot be moved, BusyError.
+        """
+        with self._lock(wanted):
+            return self._check(wanted)
+
+    def _check(self, wanted: Wanted) -> Damage | None:
+        blob = self.cache.blob(wanted.sha256)
+        kind = files.what_lies_at(blob)
+        if not kind:
+            return None
+        if kind != "a file":
+            return Damage(kind, files.put_aside(blob, self.cache.rejected(wanted.name, kind.split()[1])))
+        try:
+            with self.console.progress(wanted.name, wanted.size, unit="bytes") as meter:
+                actual = files.sha256_file(blob, progress=meter.advance)
+            size = blob.stat().st_size
+        except OSError as error:
+            return Damage(f"a file that cannot be read ({error.strerror or error})", files.put_aside(blob, self.cache.rejected(wanted.name, "unreadable")))
+        if actual == wanted.sha256:
+            return None
+        return Damage(f"{size} bytes, sha256 {actual}", self.reject(wanted, blob, actual))
 
     def reject(self, wanted: Wanted, path: Path, sha256: str) -> Path:
         """Move bytes that are not the wanted ones aside; gives the place they are kept at."""

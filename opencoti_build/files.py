@@ -103,7 +103,7 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     try:
         os.chmod(temporary, 0o755)
         yield temporary
-        if path.exists():
+        if os.path.lexists(path):
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
             os.replace(path, old / "content")
             os.replace(temporary, path)
@@ -117,6 +117,28 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def what_lies_at(path: Path) -> str:
+    """In words for a message: "a file", "a folder", "a link to nowhere", "a device or a pipe"; empty for nothing. Links are followed."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return "a link to nowhere" if os.path.lexists(path) else ""
+    return "a file" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+
+
+def put_aside(path: Path, place: Path) -> Path:
+    """Move whatever lies at ``path`` to ``place``, or, where something lies there already, to that name with a number; gives the new place.
+
+    A link is moved itself. Raises DiskError when the file system refuses.
+    """
+    with disk_errors(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        names = (place, *(place.with_name(f"{place.name}.{number}") for number in range(2, 10000)))
+        kept = next(name for name in names if not os.path.lexists(name))
+        os.replace(path, kept)
+    return kept
 
 
 def remove_stale(directory: Path, pattern: str, *, age_seconds: float = 86400.0) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import platform as machine
 import re
-import shutil
 import stat
 import sys
 import tempfile
@@ -194,59 +193,60 @@ class Fetcher:
         return State.CACHED if any(self._have(archive) for archive in package.archives) else State.ABSENT
 
     def verify(self, pin: Pin) -> list[Finding]:
-        """Hash again all that the cache holds of ``pin``, for every platform. What is wrong is moved aside, so the next fetch replaces it."""
+        """Hash again all that the cache holds of ``pin``, for every platform. What is wrong is moved aside, so the next fetch replaces it.
+
+        What cannot be looked at or moved is a finding as well: the others are checked all the same.
+        """
         findings: list[Finding] = []
         for name, package in pin.packages.items():
+            here = name in (ANY, self.platform)
             suffix = "" if name == ANY else f" ({name})"
+            again = f"'invoke vendor fetch {pin.name}{'' if here else f' --platform {name}'}' brings it again"
             present = False
             for archive in package.archives:
-                if archive.size is not None and self.cache.blob(archive.sha256).exists():
+                if archive.size is not None and os.path.lexists(self.cache.blob(archive.sha256)):
                     present = True
-                    findings.append(self._verify_archive(pin, archive, suffix))
-            if package.tree is not None and self.cache.result(pin.kind.folder, result_key(pin, package)).exists():
+                    findings.append(self._verify_archive(pin, archive, suffix, again))
+            if package.tree is not None and os.path.lexists(self.cache.result(pin.kind.folder, result_key(pin, package))):
                 present = True
-                findings.append(self._verify_tree(pin, package, suffix))
-            if not present and (name in (ANY, self.platform)):
+                findings.append(self._verify_tree(pin, package, suffix, again))
+            if not present and here:
                 findings.append(Finding(pin.name, f"{pin.version}{suffix}", Outcome.ABSENT))
         return findings
 
-    def _verify_archive(self, pin: Pin, archive: Archive, suffix: str) -> Finding:
-        blob = self.cache.blob(archive.sha256)
-        with self.cache.lock(f"blob-{archive.sha256}", wait_seconds=3600.0), files.disk_errors(blob, reading=True):
-            with self.console.progress(archive.file, archive.size, unit="bytes") as meter:
-                actual = files.sha256_file(blob, progress=meter.advance)
-            size = blob.stat().st_size
-            if actual == archive.sha256:
-                return Finding(pin.name, archive.file + suffix, Outcome.OK, f"{human_bytes(size)}, sha256 {actual[:16]}...")
-            place = self.downloader.reject(_wanted(archive), blob, actual)
-        detail = f"expected {archive.size} bytes, sha256 {archive.sha256}; found {size} bytes, sha256 {actual}; moved to {place}"
-        return Finding(pin.name, archive.file + suffix, Outcome.WRONG, detail)
+    def _verify_archive(self, pin: Pin, archive: Archive, suffix: str, again: str) -> Finding:
+        what = archive.file + suffix
+        wanted = _wanted(archive)
+        try:
+            damage = self.downloader.check(wanted)
+        except OpencotiError as error:
+            return Finding(pin.name, what, Outcome.WRONG, error.message)
+        if damage is None:
+            return Finding(pin.name, what, Outcome.OK, f"{human_bytes(wanted.size)}, sha256 {wanted.sha256[:16]}...")
+        detail = f"expected {wanted.size} bytes, sha256 {wanted.sha256}; found {damage.found}; moved to {damage.kept}; {again}"
+        return Finding(pin.name, what, Outcome.WRONG, detail)
 
-    def _verify_tree(self, pin: Pin, package: Package, suffix: str) -> Finding:
+    def _verify_tree(self, pin: Pin, package: Package, suffix: str, again: str) -> Finding:
         assert package.tree is not None and package.unpacked is not None
         key = result_key(pin, package)
         result = self.cache.result(pin.kind.folder, key)
         what = f"{pin.version} unpacked{suffix}"
-        with self.cache.lock(f"unpack-{key}", wait_seconds=3600.0):
-            problem = ""
-            actual = ""
-            try:
-                with self.console.progress(f"{pin.name} {what}", package.unpacked, unit="bytes") as meter:
-                    found = archives.tree_digest(result / "content", executables=_executables(result), progress=meter.advance)
-                actual = found.tree
-                if actual != package.tree:
-                    problem = f"expected tree {package.tree}, found {actual} ({found.files} files, {found.size} bytes)"
-            except OpencotiError as error:
-                problem = error.message
-            if not problem:
-                return Finding(pin.name, what, Outcome.OK, f"{package.files} files, tree {actual[:16]}...")
-            place = self.cache.rejected(key, actual or "unreadable")
-            with files.disk_errors(place):
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if place.exists():
-                    shutil.rmtree(place)
-                os.replace(result, place)
-        return Finding(pin.name, what, Outcome.WRONG, f"{problem}; moved to {place}")
+        problem = ""
+        try:
+            with self.cache.lock(f"unpack-{key}", wait_seconds=3600.0):
+                try:
+                    with self.console.progress(f"{pin.name} {what}", package.unpacked, unit="bytes") as meter:
+                        found = archives.tree_digest(result / "content", executables=_executables(result), progress=meter.advance)
+                    if found.tree == package.tree:
+                        return Finding(pin.name, what, Outcome.OK, f"{package.files} files, tree {found.tree[:16]}...")
+                    problem = f"expected tree {package.tree}, found {found.tree} ({found.files} files, {found.size} bytes); "
+                    kept = self.cache.rejected(key, found.tree)
+                except OpencotiError as error:
+                    problem = f"{error.message.removesuffix('.')}; "
+                    kept = self.cache.rejected(key, "unreadable")
+                return Finding(pin.name, what, Outcome.WRONG, f"{problem}moved to {files.put_aside(result, kept)}; {again}")
+        except OpencotiError as error:
+            return Finding(pin.name, what, Outcome.WRONG, problem + error.message)
 
     def _produce(self, pin: Pin, package: Package, key: str) -> None:
         """Unpack from the first source that gives the pinned tree."""

@@ -85,7 +85,7 @@ def verify(c: Context, name: str = "") -> None:
     findings = [finding for pin in ([find_pin(pins, name)] if name and name != "all" else pins.values()) for finding in fetcher.verify(pin)]
     Console(sys.stdout).table("Cache against pins", ("pin", "what", "result", "detail"), [(f.pin, f.what, f.outcome.value, f.detail) for f in findings])
     if wrong := [finding for finding in findings if finding.outcome is Outcome.WRONG]:
-        raise ChecksumError(f"{len(wrong)} of {len(findings)} are not what is pinned and were moved aside: run 'invoke vendor fetch' to bring them again.")
+        raise ChecksumError(f"{len(wrong)} of {len(findings)} are not what is pinned: the table says what was found and what to do.")
 
 
 @command(

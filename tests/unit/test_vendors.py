@@ -596,6 +596,80 @@ def test_verify_finds_a_flipped_byte_of_the_same_size_and_the_next_fetch_repairs
     assert [finding.outcome for finding in fetcher.verify(pin)] == [Outcome.OK, Outcome.OK]
 
 
+OBSTACLES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "folder": (lambda place: (place / "inside").mkdir(parents=True), "a folder"),
+    "link": (lambda place: place.symlink_to("nowhere"), "a link to nowhere"),
+    "pipe": (os.mkfifo, "a device or a pipe"),
+    "device": (lambda place: place.symlink_to("/dev/zero"), "a device or a pipe"),
+    "sealed": (lambda place: place.symlink_to("/proc/self/mem"), "a file that cannot be read"),
+}
+"""What may lie in a file's place, and how it is named; the last is a file that nobody, root included, can read."""
+
+
+def obstruct(place: Path, what: str) -> str:
+    """Put it there instead of whatever is; gives its name."""
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    make, name = OBSTACLES[what]
+    make(place)
+    return name
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes")
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_verify_names_what_lies_in_a_files_place_and_goes_on(world: World, what: str) -> None:
+    pin = world.pin(world.pypi_source(), world.url_source())
+    fetcher = world.fetcher()
+    fetcher.unpacked(pin)
+    found = obstruct(world.cache.blob(pin.package(HOST).archives[0].sha256), what)
+    other = obstruct(world.cache.blob(pin.package(HOST).archives[1].sha256), what)
+    first, second, tree = fetcher.verify(pin)
+    assert (first.outcome, second.outcome, tree.outcome) == (Outcome.WRONG, Outcome.WRONG, Outcome.OK)
+    assert found == other and f"found {found}" in first.detail and "'invoke vendor fetch thing' brings it again" in first.detail
+    for finding in (first, second):
+        kept = Path(finding.detail.partition("moved to ")[2].partition(";")[0])
+        assert os.path.lexists(kept) and kept.parent == world.cache.root / "rejected"
+    assert [finding.outcome for finding in fetcher.verify(pin)] == [Outcome.OK]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes")
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_verify_names_what_lies_in_a_folders_place_and_goes_on(world: World, what: str) -> None:
+    pin = world.pin(world.url_source())
+    fetcher = world.fetcher()
+    for place in (lambda folder: folder.parent, lambda folder: folder):
+        obstruct(place(fetcher.unpacked(pin)), what)
+        archive, tree = fetcher.verify(pin)
+        assert (archive.outcome, tree.outcome) == (Outcome.OK, Outcome.WRONG)
+        assert "moved to" in tree.detail and "'invoke vendor fetch thing'" in tree.detail
+        assert content(fetcher.unpacked(pin)) == FILES
+
+
+def test_verify_goes_on_where_nothing_can_be_moved_aside(world: World) -> None:
+    pin = world.pin(world.url_source())
+    fetcher = world.fetcher()
+    (fetcher.unpacked(pin) / "extra").write_bytes(b"x")
+    blob = fetcher.archive(pin)
+    blob.unlink()
+    blob.mkdir()
+    (world.cache.root / "rejected").rmdir()
+    (world.cache.root / "rejected").write_bytes(b"in the way")
+    archive, tree = fetcher.verify(pin)
+    assert (archive.outcome, tree.outcome) == (Outcome.WRONG, Outcome.WRONG)
+    assert "Cannot write" in archive.detail and "Cannot write" in tree.detail and f"expected tree {world.tree}" in tree.detail
+    assert blob.is_dir()
+
+
+def test_verify_says_how_to_bring_what_another_platform_needs(world: World) -> None:
+    fields = {key: value for key, value in world.data(world.url_source()).items() if key in ("tree", "files", "unpacked", "tools", "sources")}
+    data = {key: value for key, value in world.data().items() if key not in fields}
+    pin = Pin.from_dict({**data, "platforms": {"windows-x86_64": fields}})
+    world.fetcher(platform="windows-x86_64").archive(pin).write_bytes(b"x")
+    assert "'invoke vendor fetch thing --platform windows-x86_64' brings it again" in world.fetcher().verify(pin)[0].detail
+
+
 def test_a_pin_without_tree_is_not_used_silently(world: World) -> None:
     pin = world.pin(world.git_source(), tree=None, files=None, unpacked=None)
     with pytest.raises(DataError, match=r"no tree digest.*'invoke vendor bump thing b12'"):
@@ -1020,6 +1094,17 @@ def test_fetch_refuses_a_pin_without_tree(command: Callable[..., Done]) -> None:
     failed = command("fetch", "llamafile")
     assert failed.code == 3
     assert "no tree digest" in failed.errors and "invoke vendor bump llamafile" in failed.errors
+
+
+def test_verify_of_a_folder_in_a_files_place_is_a_row_and_damage(command: Callable[..., Done], tmp_path: Path) -> None:
+    pins = load_pins(PROJECT / "vendors")
+    places = [Cache(tmp_path / "cache").blob(pins[name].package(HOST).archives[0].sha256) for name in ("cmake", "ninja")]
+    for place in places:
+        place.mkdir(parents=True)
+    done = command("verify")
+    assert done.code == ChecksumError.exit_code
+    assert "2 of " in done.errors and "are not what is pinned" in done.errors and "Traceback" not in done.errors
+    assert done.out.count("WRONG") == 2 and done.out.count("found a folder") == 2 and "ziglang" in done.out
 
 
 def test_verify_of_an_empty_cache_is_no_failure(command: Callable[..., Done]) -> None:
