@@ -73,6 +73,9 @@ class Damage:
     found: str
     kept: Path
 
+    def __str__(self) -> str:
+        return f"found {self.found}; moved to {self.kept}"
+
 
 class Candidate(Protocol):
     """A place the file may come from. ``locate`` gives its address; it may ask an index for it and raise DownloadError."""
@@ -145,6 +148,8 @@ class Downloader:
             with files.disk_errors(blob):
                 for folder in (blob.parent, self.cache.part(wanted.sha256).parent, self.cache.rejected("x", "0").parent):
                     folder.mkdir(parents=True, exist_ok=True)
+            if damage := self._check(wanted):
+                self.console.warn(f"{wanted.name} in the cache is not the pinned file: {damage}; fetching it again")
             self._check_room(wanted)
             return self._from_candidates(wanted, candidates, blob)
 

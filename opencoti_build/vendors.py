@@ -151,6 +151,21 @@ class Fetcher:
                 problems.append(error)
         raise _summary(pin, problems)
 
+    def fetch(self, pin: Pin) -> Path:
+        """``unpacked``, and what it was unpacked from lies in the cache as well, right to the last byte: a later run may need it.
+
+        Every archive of the pin that is in the cache is hashed again; one that is not the pinned file is kept aside and brought anew. When
+        none is there, the first that its sources deliver is brought. A folder that came from git needs no archive.
+        """
+        folder = self.unpacked(pin)
+        package = pin.package(self.platform)
+        for archive in package.archives:
+            if archive.size is not None:
+                self._sound(pin, package, archive)
+        if package.archives and not any(self._have(archive) for archive in package.archives) and not _came_from_git(folder.parent, package):
+            self.archive(pin)
+        return folder
+
     def unpacked(self, pin: Pin) -> Path:
         """The folder with the content of ``pin``, whose git tree id is the pinned one. It is shared: do not write to it.
 
@@ -223,7 +238,7 @@ class Fetcher:
             return Finding(pin.name, what, Outcome.WRONG, error.message)
         if damage is None:
             return Finding(pin.name, what, Outcome.OK, f"{human_bytes(wanted.size)}, sha256 {wanted.sha256[:16]}...")
-        detail = f"expected {wanted.size} bytes, sha256 {wanted.sha256}; found {damage.found}; moved to {damage.kept}; {again}"
+        detail = f"expected {wanted.size} bytes, sha256 {wanted.sha256}; {damage}; {again}"
         return Finding(pin.name, what, Outcome.WRONG, detail)
 
     def _verify_tree(self, pin: Pin, package: Package, suffix: str, again: str) -> Finding:
@@ -274,14 +289,9 @@ class Fetcher:
         if isinstance(source, GitSource):
             with self._git_tar(pin, source) as (tar, _):
                 return self._unpack(pin, package, tar, directory, "", tar.stat().st_size)
+        self._sound(pin, package, source.archive)
         blob = self._download(pin, package, source.archive)
         assert source.archive.size is not None
-        actual = files.sha256_file(blob)
-        if actual != source.archive.sha256:
-            # The cache was damaged after the download: keep the evidence, bring it anew.
-            place = self.downloader.reject(_wanted(source.archive), blob, actual)
-            self.console.warn(f"{source.archive.file} in the cache has sha256 {actual} instead of {source.archive.sha256}: moved to {place}, fetching it again")
-            blob = self._download(pin, package, source.archive)
         return self._unpack(pin, package, blob, directory, source.folder, source.archive.size)
 
     def commit_of(self, pin: Pin, source: GitSource) -> str:
@@ -332,6 +342,12 @@ class Fetcher:
 
     def _download(self, pin: Pin, package: Package, archive: Archive) -> Path:
         return self.downloader.fetch(_wanted(archive), self.candidates(package.sources, archive), hint=f"invoke vendor fetch {pin.name}")
+
+    def _sound(self, pin: Pin, package: Package, archive: Archive) -> None:
+        """Bring an archive anew that was damaged after its download; its bytes are kept aside. One that is not in the cache is left alone."""
+        if damage := self.downloader.check(_wanted(archive)):
+            self.console.warn(f"{archive.file} in the cache is not the pinned file: {damage}; fetching it again")
+            self._download(pin, package, archive)
 
     def _have(self, archive: Archive) -> bool:
         return archive.size is not None and self.downloader.have(_wanted(archive))
@@ -389,6 +405,15 @@ def _executables(result: Path) -> Sequence[str] | None:
         return [str(path) for path in json.loads((result / "unpacked.json").read_text("utf-8"))["executables"]]
     except (OSError, ValueError, KeyError, TypeError):
         return ()
+
+
+def _came_from_git(result: Path, package: Package) -> bool:
+    """Whether the unpacked folder was made from a git source, and so from no archive."""
+    try:
+        source = json.loads((result / "unpacked.json").read_text("utf-8"))["source"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return source in [str(source) for source in package.sources if isinstance(source, GitSource)]
 
 
 def _summary(pin: Pin, problems: list[OpencotiError]) -> OpencotiError:

@@ -58,7 +58,7 @@ def _words(pin: Pin, state: State) -> tuple[str, ...]:
     },
 )
 def fetch(c: Context, name: str = "", offline: bool = False, platform: str = "") -> None:
-    """Download, verify and unpack pins into the cache; prints the folders."""
+    """Download, verify and unpack pins into the cache, and bring anew what is damaged there; prints the folders."""
     made = context(c)
     fetcher = _fetcher(made, platform, offline)
     chosen = _chosen(load_pins(made.project.vendors), name, fetcher)
@@ -66,7 +66,7 @@ def fetch(c: Context, name: str = "", offline: bool = False, platform: str = "")
     for pin in chosen:
         made.console.step(f"{pin.name} {pin.version}")
         try:
-            print(fetcher.unpacked(pin))
+            print(fetcher.fetch(pin))
         except OpencotiError as error:
             if len(chosen) == 1:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import random
 import signal
 import subprocess
@@ -346,10 +347,23 @@ def test_one_byte_too_few_is_a_mismatch(rig: Rig, server: Script) -> None:
 # ---- the disk ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_in_the_place_of_the_file(rig: Rig, server: Script) -> None:
-    rig.cache.blob(WANTED.sha256).mkdir(parents=True)
-    with pytest.raises(DiskError, match="a folder is in the way"):
-        rig.get(server.on("/f", Reply(BODY)))
+def test_what_lies_in_the_place_of_the_file_is_kept_aside(rig: Rig, server: Script) -> None:
+    blob = rig.cache.blob(WANTED.sha256)
+    blob.parent.mkdir(parents=True)
+    for make in (lambda: (blob / "inside").mkdir(parents=True), lambda: blob.symlink_to("nowhere"), lambda: os.mkfifo(blob), lambda: blob.write_bytes(b"short")):
+        make()
+        assert rig.get(server.on("/f", Reply(BODY))) == BODY
+        blob.unlink()
+    kept = {path.name for path in (rig.cache.root / "rejected").iterdir()}
+    assert kept == {f"{WANTED.name}.{kind}" for kind in ("folder", "link", "device", sha(b"short")[:16])}
+    assert (rig.cache.root / "rejected" / f"{WANTED.name}.folder" / "inside").is_dir()
+    assert all(name in rig.said.getvalue() for name in kept)
+
+
+def test_a_folder_of_the_pinned_size_is_not_the_file(rig: Rig) -> None:
+    blob = rig.cache.blob(WANTED.sha256)
+    blob.mkdir(parents=True)
+    assert not rig.downloader.have(Wanted(WANTED.name, blob.stat().st_size, WANTED.sha256))
 
 
 def test_no_room(rig: Rig, server: Script) -> None:

@@ -32,11 +32,13 @@ from scripted_server import Reply, Script, running
 
 from opencoti_build.bump import bump, rewrite
 from opencoti_build.cache import Cache
+from opencoti_build.cli.common import CommandContext
 from opencoti_build.cli.spaced import add_group, install
 from opencoti_build.cli.vendor import ns
 from opencoti_build.console import Console, Mode
 from opencoti_build.download import Policy
 from opencoti_build.errors import ArchiveError, ChecksumError, DataError, DownloadError, GitError, OfflineError, OpencotiError, UsageError
+from opencoti_build.project import Project
 from opencoti_build.pypi import Index, Settings
 from opencoti_build.runner import SystemRunner
 from opencoti_build.schema import parse_yaml
@@ -647,6 +649,61 @@ def test_verify_names_what_lies_in_a_folders_place_and_goes_on(world: World, wha
         assert content(fetcher.unpacked(pin)) == FILES
 
 
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "absent": lambda blob: blob.unlink(),
+    "same size": lambda blob: blob.write_bytes(bytes(blob.stat().st_size)),
+    "shorter": lambda blob: blob.write_bytes(b"x"),
+    **{what: (lambda blob, what=what: obstruct(blob, what)) for what in OBSTACLES if os.name != "nt"},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_fetch_brings_an_archive_anew_although_its_folder_is_there(world: World, damage: str) -> None:
+    pin = world.pin(world.url_source())
+    fetcher = world.fetcher()
+    folder = fetcher.fetch(pin)
+    blob = fetcher.archive(pin)
+    DAMAGES[damage](blob)
+    assert fetcher.fetch(pin) == folder
+    assert blob.read_bytes() == world.archives["thing-b12.zip"]
+    kept = list((world.cache.root / "rejected").iterdir())
+    assert len(kept) == (damage != "absent") and all(str(place) in world.said.getvalue() for place in kept)
+    asked = len(world.server.requests)
+    assert fetcher.fetch(pin) == folder and len(world.server.requests) == asked
+
+
+def test_fetch_looks_at_every_archive_of_a_pin_and_brings_only_the_damaged(world: World) -> None:
+    pin = world.pin(world.pypi_source(), world.url_source())
+    fetcher = world.fetcher()
+    fetcher.fetch(pin)
+    first, second = (world.cache.blob(archive.sha256) for archive in pin.package(HOST).archives)
+    assert first.exists() and not second.exists()
+    second.write_bytes(b"x")
+    fetcher.fetch(pin)
+    assert [blob.read_bytes() for blob in (first, second)] == [world.archives["thing_bin-12.0.0.tar.gz"], world.archives["thing-b12.zip"]]
+    first.unlink()
+    fetcher.fetch(pin)
+    assert not first.exists()
+
+
+def test_fetch_offline_says_that_an_archive_is_gone(world: World) -> None:
+    pin = world.pin(world.url_source())
+    world.fetcher().fetch(pin)
+    world.cache.blob(pin.package(HOST).archives[0].sha256).unlink()
+    with pytest.raises(OfflineError, match="run 'invoke vendor fetch thing' once with a network"):
+        world.fetcher(offline=True).fetch(pin)
+    assert content(world.fetcher(offline=True).unpacked(pin)) == FILES
+
+
+def test_fetch_asks_for_no_archive_where_the_folder_came_from_git(world: World) -> None:
+    world.server.on("/thing-b12.zip", Reply(status=404))
+    pin = world.pin(world.git_source(), world.url_source())
+    folder = world.fetcher().fetch(pin)
+    asked = len(world.server.requests)
+    assert world.fetcher(offline=True).fetch(pin) == folder
+    assert len(world.server.requests) == asked
+
+
 def test_verify_goes_on_where_nothing_can_be_moved_aside(world: World) -> None:
     pin = world.pin(world.url_source())
     fetcher = world.fetcher()
@@ -1094,6 +1151,20 @@ def test_fetch_refuses_a_pin_without_tree(command: Callable[..., Done]) -> None:
     failed = command("fetch", "llamafile")
     assert failed.code == 3
     assert "no tree digest" in failed.errors and "invoke vendor bump llamafile" in failed.errors
+
+
+def test_fetch_mends_the_cache_by_command(world: World, command: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    world.write(world.data(world.url_source()))
+    made = CommandContext(Project(world.tmp), Console(world.said, mode=Mode.PLAIN), SystemRunner(), world.cache, offline=False, dry_run=False)
+    monkeypatch.setattr("opencoti_build.cli.vendor.context", lambda c: made)
+    assert command("fetch", "thing").code == 0
+    blob = world.cache.blob(hashlib.sha256(world.archives["thing-b12.zip"]).hexdigest())
+    blob.write_bytes(b"damaged")
+    done = command("fetch", "thing")
+    assert done.code == 0 and content(Path(done.out.strip())) == FILES
+    assert blob.read_bytes() == world.archives["thing-b12.zip"]
+    assert "thing-b12.zip in the cache is not the pinned file: found 7 bytes" in world.said.getvalue()
+    assert command("verify").code == 0
 
 
 def test_verify_of_a_folder_in_a_files_place_is_a_row_and_damage(command: Callable[..., Done], tmp_path: Path) -> None:
