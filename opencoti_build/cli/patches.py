@@ -106,6 +106,7 @@ def status(c: Context, tree: str = "", json: bool = False) -> None:
                     "tree": now.tree_id,
                     "patches": rows,
                     "edits": edits,
+                    "note": now.note,
                     "next": now.next,
                 },
                 indent=1,
@@ -125,6 +126,8 @@ def status(c: Context, tree: str = "", json: bool = False) -> None:
         place.made.console.warn(f"{place.folder.list_path} is not there: 'invoke patches lint --fix' and 'invoke patches export' write it anew; builds refuse until then.")
     if not now.rows and not place.folder.path.is_dir():
         place.made.console.warn(f"{place.folder.path} is not there: builds refuse without patches.")
+    if now.note:
+        place.made.console.warn(now.note)
     if now.next:
         place.made.console.info(f"next: {now.next}")
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from .. import files, patchfile
 from ..cache import Cache
 from ..console import Console
-from ..errors import PatchError, UsageError
+from ..errors import GitError, PatchError, UsageError
 from ..git import Git
 from ..patchfile import SECTIONS, Message, PatchFile
 from .base import BasePack, BaseTree, import_base
@@ -65,7 +65,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a work tree stands. ``edits`` are ``(XY, path)`` of git's short status; ``next`` is what to run next, if anything."""
+    """Where a work tree stands.
+
+    ``edits`` are ``(XY, path)`` of git's short status; ``next`` is what to run next, if anything; ``note`` says what lies in the work tree's
+    place where that is not a work tree as the series left it.
+    """
 
     path: Path
     exists: bool
@@ -76,6 +80,7 @@ class Status:
     foreign_commits: int = 0
     tree_id: str | None = None
     next: str = ""
+    note: str = ""
 
 
 class Workspace:
@@ -288,9 +293,15 @@ class Workspace:
     def status(self) -> Status:
         """Where the work tree stands; changes nothing and needs no base."""
         series = self.folder.load()
+        absent = tuple(Row(patch, "not applied") for patch in series.patches)
+        if foreign := self._foreign():
+            return Status(self.tree, False, self.base.label, absent, next=f"move {self.tree} away, or choose another place with --tree", note=f"{self.tree} is {foreign}.")
+        if self._free():
+            return Status(self.tree, False, self.base.label, absent, next="invoke patches apply" if absent else "invoke patches new NUMBER TITLE")
         if not self._state_path.exists():
-            rows = tuple(Row(patch, "not applied") for patch in series.patches)
-            return Status(self.tree, False, self.base.label, rows, next="invoke patches apply" if rows else "invoke patches new NUMBER TITLE")
+            unknown_rows = tuple(Row(patch, "unknown") for patch in series.patches)
+            note = f"{self._state_path} is gone: the next command finds out from the commits which patches are on."
+            return Status(self.tree, True, self.base.label, unknown_rows, next="invoke patches apply", note=note)
         state, git = State.load(self._state_path), Git.open(self.tree)
         assert state is not None
         applied = {entry.number: entry for entry in state.applied}
@@ -315,6 +326,9 @@ class Workspace:
             following = "invoke patches export"
         elif edits:
             following = "invoke patches refresh"
+        elif state.applied and self._just_begun(git, state):
+            begun = self.folder.path / state.applied[-1].name
+            following = f"fill in the message in {begun} and edit in {self.tree}, then: invoke patches refresh"
         elif any(row.state != f"applied ({applied[row.patch.number].outcome})" if row.patch.number in applied else True for row in rows_list):
             following = "invoke patches apply"
         else:
@@ -349,12 +363,12 @@ class Workspace:
         lock = self.tree.parent / f".{self.tree.name}.lock"
         with files.lock(lock, wait_seconds=self.PATIENCE, what=f"the work tree {self.tree}") as held:
             files.remove_stale(self.tree.parent, f".{self.tree.name}.*.tmp", age_seconds=0)
-            if not self.tree.exists() or (self.tree.is_dir() and not any(self.tree.iterdir())):
+            if foreign := self._foreign():
+                raise PatchError(f"{self.tree} is {foreign}: move it away, or choose another place with --tree.")
+            if self._free():
                 if not create:
                     raise PatchError(f"There is no work tree at {self.tree} yet: run 'invoke patches apply'.")
                 self._create()
-            if not (self.tree / ".git").exists():
-                raise PatchError(f"{self.tree} is there, but is no work tree of the series: move it away, or choose another place with --tree.")
             git = replace(Git.open(self.tree), holding=(held.fileno(),))
             state = State.load(self._state_path)
             if state is None:
@@ -364,6 +378,30 @@ class Workspace:
                     f"Another git program is at work in {self.tree}, or was killed there: end it, or delete {self.tree / '.git' / 'index.lock'}."
                 )
             yield git, self._settle(git)
+
+    def _free(self) -> bool:
+        """Whether a work tree can be made here: nothing is there, or an empty folder."""
+        return not os.path.lexists(self.tree) or (self.tree.is_dir() and not any(self.tree.iterdir()))
+
+    def _foreign(self) -> str:
+        """What lies here, in words, when it is none of the series; empty otherwise. Only looks: opening a repository writes into it."""
+        if self._free():
+            return ""
+        what, git_dir = files.what_lies_at(self.tree), self.tree / ".git"
+        if what == "a folder" and git_dir.is_dir() and not git_dir.is_symlink():
+            if self._state_path.exists():
+                return ""
+            with contextlib.suppress(GitError):
+                if Git.discover(self.tree).resolve("refs/opencoti/base") is not None:
+                    return ""
+            what = "a git repository"
+        return f"{what} and no work tree of the series"
+
+    def _just_begun(self, git: Git, state: State) -> bool:
+        """Whether the work tree stands on a patch that ``new`` started and that holds nothing yet."""
+        last = state.applied[-1]
+        below = state.applied[-2].commit if len(state.applied) > 1 else state.base_commit
+        return last.outcome != Outcome.ABSORBED.value and git.tree_of(last.commit) == git.tree_of(below)
 
     def _create(self) -> None:
         pack = import_base(self.folder.name, self.base, self.cache, self.console)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoke import Collection
 from invoke.program import Program
-from series_lab import LINES, Lab, body, insert, make_lab, write_tree
+from series_lab import LINES, Lab, body, insert, make_lab, plain_git, write_tree
 
 from opencoti_build.cli import patches
 from opencoti_build.cli.common import CommandContext
@@ -74,6 +78,74 @@ def test_from_nothing_to_a_patch_that_holds(shell: Shell) -> None:
     data = json.loads(shell("status", "--json")[1])
     assert data["patches"][0]["state"] == "applied (clean)" and data["patches"][0]["current"] and data["next"] == ""
     assert "one: hook" in shell("status")[1]
+
+
+def a_repository(place: Path) -> None:
+    place.mkdir()
+    plain_git(place, "init", "-q")
+    plain_git(place, "commit", "-q", "--allow-empty", "-m", "mine")
+
+
+OCCUPANTS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "folder": (lambda place: write_tree(place, {"thesis.txt": b"years of work"}), "a folder"),
+    "file": (lambda place: place.write_bytes(b"x"), "a file"),
+    "link": (lambda place: place.symlink_to("nowhere"), "a link to nowhere"),
+    "pipe": (os.mkfifo, "a device or a pipe"),
+    "repository": (a_repository, "a git repository"),
+    "linked": (lambda place: write_tree(place, {".git": b"gitdir: elsewhere"}), "a folder"),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes")
+@pytest.mark.parametrize("what", OCCUPANTS)
+def test_status_says_what_lies_in_the_place_of_the_work_tree(shell: Shell, what: str) -> None:
+    shell("new", "10", "one: hook")
+    shutil.rmtree(shell.tree)
+    make, name = OCCUPANTS[what]
+    make(shell.tree)
+    before = sorted((path.relative_to(shell.tree), path.lstat().st_mtime_ns) for path in shell.tree.rglob("*"))
+    said = f"{shell.tree} is {name} and no work tree of the series"
+    code, _, told = shell("status")
+    assert code == 0 and said in told
+    assert told.strip().endswith(f"next: move {shell.tree} away, or choose another place with --tree")
+    data = json.loads(shell("status", "--json")[1])
+    assert (data["exists"], data["note"], data["patches"][0]["state"]) == (False, f"{said}.", "not applied")
+    for words in (["apply"], ["refresh"], ["new", "20", "two: x"]):
+        code, _, told = shell(*words)
+        assert code == 21 and said in told
+    assert sorted((path.relative_to(shell.tree), path.lstat().st_mtime_ns) for path in shell.tree.rglob("*")) == before
+    other = shell.lab.root / "other"
+    assert json.loads(shell("status", "--json", "--tree", str(other))[1])["next"] == "invoke patches apply"
+    assert shell("apply", "--tree", str(other))[0] == 0
+
+
+def test_status_after_new_says_to_edit_and_refresh(shell: Shell) -> None:
+    shell("new", "20", "two: x")
+    insert(shell.tree / "src/core.c", "line 5", "two\n")
+    shell("refresh")
+    for number in (10, 30):  # below a patch that is taken off for it, and on top
+        file = Path(shell("new", str(number), "one: x")[1].strip())
+        expected = f"fill in the message in {file} and edit in {shell.tree}, then: invoke patches refresh"
+        assert json.loads(shell("status", "--json")[1])["next"] == expected
+        file.write_text(file.read_text().replace("(to be written", "(now written"))
+        assert json.loads(shell("status", "--json")[1])["next"] == expected
+        insert(shell.tree / "src/other.c", "row 5", f"{number}\n")
+        assert json.loads(shell("status", "--json")[1])["next"] == "invoke patches refresh"
+        assert shell("refresh")[0] == 0
+        assert json.loads(shell("status", "--json")[1])["next"] == ""
+
+
+def test_status_of_a_work_tree_whose_state_is_gone(shell: Shell) -> None:
+    shell("new", "10", "one: hook")
+    insert(shell.tree / "src/core.c", "line 5", "one\n")
+    shell("refresh")
+    state = shell.tree / ".git" / "opencoti" / "state.json"
+    state.unlink()
+    code, out, told = shell("status")
+    assert code == 0 and "unknown" in out and f"{state} is gone" in told and told.strip().endswith("next: invoke patches apply")
+    assert not state.exists()
+    assert shell("apply")[0] == 0
+    assert json.loads(shell("status", "--json")[1])["next"] == ""
 
 
 def test_conflict_by_command(shell: Shell) -> None:
