@@ -96,10 +96,10 @@ def _debug() -> None:
         traceback.print_exc()
 
 
-def job_count(text: str) -> int | None:
-    """The value of ``--jobs``: None when it was not given. Raises UsageError for anything but a positive number."""
+def job_count(text: str, option: str = "--jobs") -> int | None:
+    """The value of ``--jobs``, or of another ``option`` of its kind: None when it was not given. Raises UsageError for anything but a positive number."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 0 < int(text[:6]) < 100000):
-        raise UsageError(f"--jobs is {text!r}; give a positive number.")
+        raise UsageError(f"{option} is {text!r}; give a positive number.")
     return int(text)

@@ -9,10 +9,9 @@ from pathlib import Path
 from invoke.context import Context
 
 from ..console import Console
-from ..errors import UsageError
 from ..gates import quality as gate
 from ..gates.quality.laboratory import THREADS
-from .common import CommandContext, command, context
+from .common import CommandContext, command, context, job_count
 
 
 @command(
@@ -29,15 +28,13 @@ from .common import CommandContext, command, context
         "list": "Show features and models, and measure nothing.",
     },
 )
-def quality(c: Context, feature: str = "", model: str = "", quick: bool = False, engine: str = "", threads: int = THREADS, write: bool = False, out: str = "", json: bool = False, list: bool = False) -> None:
+def quality(c: Context, feature: str = "", model: str = "", quick: bool = False, engine: str = "", threads: str = "", write: bool = False, out: str = "", json: bool = False, list: bool = False) -> None:
     """Measure features against their references: divergence, retrieval, equality of text; fails when a bound does not hold."""
     made = context(c)
     if list:
         _list(made)
         return
-    if threads < 1:
-        raise UsageError(f"--threads is {threads}; give a positive number.")
-    report = gate.run(made, features=_names(feature), models=_names(model), quick=quick, engine=Path(engine) if engine else None, threads=threads)
+    report = gate.run(made, features=_names(feature), models=_names(model), quick=quick, engine=Path(engine) if engine else None, threads=job_count(threads, "--threads") or THREADS)
     if write or out:
         folder = Path(out) if out else made.project.root / "docs" / "evaluations" / "quality"
         for path in gate.write(report, folder):

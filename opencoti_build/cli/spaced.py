@@ -3,6 +3,8 @@
 Invoke itself knows dotted names only. Here a collection of the root is a word of its own: its parser context takes the next
 word, becomes the context of that command and goes on parsing with the command's own arguments. So every command keeps its
 own flags and its own ``--help`` in both spellings, and ``invoke patches`` alone lists what there is.
+
+A call that cannot be understood ends like every other error of ours: one sentence, and the exit code of ``UsageError``.
 """
 
 from __future__ import annotations
@@ -10,11 +12,31 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 from invoke import Collection, Task, task
-from invoke.exceptions import ParseError
+from invoke.exceptions import Exit, ParseError
 from invoke.parser import Argument, ParserContext
+from invoke.parser.context import to_flag
+from invoke.parser.parser import ParseMachine
+
+from ..errors import UsageError
+
+
+class Misunderstood(ParseError, Exit):
+    """A call whose words are off.
+
+    Invoke prints a ``ParseError`` and ends with 1, and with the code of an ``Exit``: this is both. Its completion of words catches the former.
+    """
+
+    def __init__(self, sentence: str, context: ParserContext | None) -> None:
+        super().__init__(sentence, context)
+        self.sentence = sentence
+        self.message = None  # or it would be printed a second time, as that of an Exit
+        self._code = UsageError.exit_code
+
+    def __str__(self) -> str:
+        return f"error: {self.sentence}"
 
 
 class SpacedContext(ParserContext):
@@ -61,8 +83,8 @@ class Chooser(Argument):
         commands = self.group.commands
         if value not in commands:
             near = difflib.get_close_matches(str(value), commands, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ParseError(f"{self.group.name!r} has no command {value!r}.{hint} There are: {', '.join(sorted(commands))}.", self.group)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise Misunderstood(f"{self.group.name!r} has no command {value!r}{hint}: there are {', '.join(sorted(commands))}.", self.group)
         super().set_value(value, cast)
         self.group.become(commands[value])
 
@@ -109,13 +131,27 @@ OVERVIEW = "overview"
 """Name of the default task that every sub-collection gets: it lists the commands."""
 
 
-def install() -> None:
-    """Teach invoke the spelling with a space.
+def misunderstand(machine: ParseMachine, msg: str) -> NoReturn:
+    """What ``ParseMachine.error`` does: end the parsing, with what it says and where to read more."""
+    name = (machine.context.name if machine.context is not None else None) or ""
+    spelled = name.replace(".", " ")
+    more = f"'invoke {spelled} --help' lists what it takes" if name else "'invoke --list' shows every command, 'invoke --help' every option"
+    flag = machine.flag
+    if flag is not None and flag.takes_value and flag.raw_value is None and not flag.optional:
+        msg = f"{to_flag(flag.name)} needs a value"  # invoke's own sentence shows the inside of the flag
+    msg = msg.rstrip(".!").replace(f"{name!r}", f"{spelled!r}").replace("did not receive required positional arguments:", "needs")
+    raise Misunderstood(f"{msg}: {more}.", machine.context)
 
-    Invoke copies the collection of a tasks.py into a plain ``Collection`` of its own, so a subclass would be lost on the way:
-    the method itself is replaced, once, in this process.
+
+def install() -> None:
+    """Teach invoke the spelling with a space, and our way to end a call that cannot be understood.
+
+    Invoke copies the collection of a tasks.py into a plain ``Collection`` of its own, so a subclass would be lost on the way, and its parser
+    names its machine itself: the two methods are replaced, once, in this process. What invoke refuses before it has read tasks.py, or after
+    the parsing (``--list`` or ``--help`` with a name that is not there), still ends with its own code, 1.
     """
     Collection.to_contexts = spaced_contexts  # type: ignore[method-assign]
+    ParseMachine.error = misunderstand  # type: ignore[method-assign]
 
 
 def add_group(root: Collection, collection: Collection) -> None:

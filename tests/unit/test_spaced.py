@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from opencoti_build.errors import UsageError
+
 ROOT = Path(__file__).parents[2]
 
 TASKS = '''
@@ -17,7 +19,7 @@ from opencoti_build.cli.spaced import add_group, install
 from opencoti_build.errors import LintError
 
 @command(help={"file": "the artifact", "json": "for machines"})
-def artifact(c, file, json=False, manifest="none"):
+def artifact(c, file, json=False, manifest="none", long_name=""):
     """Prove one file."""
     print("artifact", file, json, manifest)
 
@@ -90,14 +92,43 @@ def test_a_group_alone_lists_its_commands(call):
     assert code == 0 and "verify artifact  Prove one file." in output
 
 
-def test_unknown_command_names_the_nearest(call):
-    code, _, errors = call("vendor", "fech")
-    assert code != 0 and "Did you mean 'fetch'?" in errors
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["vendor", "fech"], "'vendor' has no command 'fech' (did you mean 'fetch'?): there are fetch."),
+        (["biuld"], "No idea what 'biuld' is: 'invoke --list' shows every command, 'invoke --help' every option."),
+        (["--nosuch"], "No idea what '--nosuch' is: 'invoke --list' shows every command, 'invoke --help' every option."),
+        (["build", "--nosuch"], "No idea what '--nosuch' is: 'invoke build --help' lists what it takes."),
+        (["build", "--nosuch=1"], "No idea what '--nosuch' is: 'invoke build --help' lists what it takes."),
+        (["vendor", "fetch", "a", "b"], "No idea what 'b' is: 'invoke vendor fetch --help' lists what it takes."),
+        (["verify", "--json"], "No idea what '--json' is: 'invoke verify --help' lists what it takes."),
+        (["verify", "artifact"], "'verify artifact' needs 'file': 'invoke verify artifact --help' lists what it takes."),
+        (["build", "--variant"], "--variant needs a value: 'invoke build --help' lists what it takes."),
+        (["verify", "artifact", "F", "--long-name"], "--long-name needs a value: 'invoke verify artifact --help' lists what it takes."),
+    ],
+)
+def test_a_call_that_is_off_is_one_sentence_and_the_code_of_usage_errors(call, words, said):
+    assert call(*words) == (UsageError.exit_code, "", f"error: {said}\n")
 
 
-def test_missing_argument_is_named(call):
-    code, _, errors = call("verify", "artifact")
-    assert code != 0 and "'file'" in errors
+def test_words_are_completed_although_the_call_is_not_whole(call):
+    for begun, flag in (("invoke build --vari", "--variant"), ("invoke verify artifact --js", "--json")):
+        code, output, errors = call("--complete", "--", begun)
+        assert (code, errors) == (0, "") and flag in output.split()
+
+
+def test_no_command_takes_a_value_that_invoke_converts_itself():
+    """Invoke ends in a traceback when a word is no number: numbers are read by the commands, which say so."""
+    script = "import tasks; print([(name, a.name) for name in tasks.ns.task_names for a in tasks.ns[name].get_arguments() if a.kind not in (str, bool, list)])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_the_commands_of_this_project_refuse_a_call_that_is_off():
+    for words in (["nosuch"], ["build", "--nosuch"], ["vendor", "bump", "ninja"], ["gate", "quality", "--threads", "x"], ["build", "--jobs", "0"]):
+        done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (UsageError.exit_code, ""), done
+        assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: ")
 
 
 def test_an_error_is_a_sentence_and_its_exit_code(call):
