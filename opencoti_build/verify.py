@@ -1,7 +1,7 @@
 """Proves an artifact without running it (``run=True`` also runs it).
 
-One table of checks, in the order of what a reader should learn first: hashes, ZIP structure, entries, host block, version, programs
-and libraries, glibc floor, Windows limit. Each failed check has its own error class and exit code. The file is read once.
+One table of checks, in the order of what a reader should learn first: hashes, the papers beside it, ZIP structure, entries, host block,
+version, programs and libraries, glibc floor, Windows limit. A paper that is not there is said, and no failure: a file may travel alone. Each failed check has its own error class and exit code. The file is read once.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ from .errors import (
     VerifyError,
     VersionMismatch,
 )
+from .report import BUILD_INFO, RELEASE_NOTES
 from .runner import Runner, SystemRunner
 from .variants import ComponentLibrary, Variant
 from .zipformat import Entry, Method
+
+
+_NOT_THERE = "not there: not checked"
 
 
 class State(Enum):
@@ -232,6 +236,9 @@ class _Verification:
         self.certificate = binaries.certificate_table(self.head)
         rows: tuple[tuple[str, type[VerifyError]], ...] = (
             ("hashes", HashMismatch),
+            (checksums.NAME, HashMismatch),
+            (BUILD_INFO, HashMismatch),
+            (RELEASE_NOTES, HashMismatch),
             ("ZIP structure", StructureMismatch),
             ("entries", EntryMismatch),
             ("host block", HostMismatch),
@@ -240,9 +247,9 @@ class _Verification:
             ("glibc floor", FloorMismatch),
             ("Windows limit", HeadroomError),
         )
-        self.hashes, self.structure, self.entries, self.host, self.version, self.binaries, self.floor, self.limit = self.rows = [
-            _Findings(name, error) for name, error in rows
-        ]
+        self.rows = [_Findings(name, error) for name, error in rows]
+        self.hashes, self.sums, self.build_info, self.release_notes, self.structure, self.entries, *others = self.rows
+        self.host, self.version, self.binaries, self.floor, self.limit = others
 
     def report(self, *, run: bool, wine: bool) -> Report:
         """All checks."""
@@ -382,31 +389,63 @@ class _Verification:
             self.hashes.bad(f"the file has {self.size} bytes, its manifest says {self.document.size}")
         else:
             self.hashes.bad(f"the file has sha256 {measured.sha256}, its manifest says {self.document.sha256}")
-        self._check_sums(measured.sha256)
+        if self.document is not None and self.document.file != self.path.name:
+            self.hashes.notes.append(f"its manifest calls it {self.document.file}")
+        self._check_papers(measured.sha256)
 
-    def _check_sums(self, sha256: str) -> None:
-        """The file and its manifest against SHA256SUMS: what a manifest says beyond the file's bytes is proven by its own sum alone."""
+    def _check_papers(self, sha256: str) -> None:
+        """The file and the papers beside it against SHA256SUMS: what they say beyond the file's bytes is proven by their own sums alone."""
         sums = self.path.with_name(checksums.NAME)
-        try:
-            listed = {row.name: row.sha256 for row in checksums.read(sums)} if os.path.lexists(sums) else {}
-        except ManifestError as error:
-            self.hashes.bad(error.message.removesuffix("."))
-            return
+        listed = self._listed(sums)
         if (wanted := listed.get(self.path.name)) == sha256:
-            self.hashes.good(f"{checksums.NAME} agrees")
+            self.sums.good("it has the file's sha256")
         elif wanted is not None:
-            self.hashes.bad(f"the file has sha256 {sha256}, {checksums.NAME} says {wanted}")
-        elif listed or os.path.lexists(sums):
-            self.hashes.notes.append(f"the {checksums.NAME} beside it does not list it")
+            self.sums.bad(f"the file has sha256 {sha256}, {checksums.NAME} says {wanted}")
+        self._check_manifest_sum(sums, listed)
+        for row in (self.build_info, self.release_notes):
+            paper = self.path.with_name(row.name)
+            if not os.path.lexists(paper):
+                row.notes.append(_NOT_THERE)
+            elif (what := files.what_lies_at(paper)) != "a file":
+                row.bad(f"it is {what}, not a file")
+            elif (wanted := listed.get(row.name)) is None:
+                row.notes.append(f"it stands in no {checksums.NAME}: not checked")
+            else:
+                self._compare(row, row.name, paper, wanted)
+
+    def _listed(self, sums: Path) -> Mapping[str, str]:
+        if not os.path.lexists(sums):
+            self.sums.notes.append(_NOT_THERE)
+            return {}
+        try:
+            listed = {row.name: row.sha256 for row in checksums.read(sums)}
+        except ManifestError as error:
+            self.sums.bad(error.message.removesuffix("."))
+            return {}
+        if self.path.name not in listed:
+            self.sums.notes.append("it does not list the file: not checked")
+        return listed
+
+    def _check_manifest_sum(self, sums: Path, listed: Mapping[str, str]) -> None:
         if self.document is None:
             return
-        if self.document.file != self.path.name:
-            self.hashes.notes.append(f"its manifest calls it {self.document.file}")
         beside = self.document_path.resolve().parent == sums.resolve().parent
         if (wanted := listed.get(self.document_path.name) if beside else None) is None:
-            self.hashes.notes.append("the manifest itself stands in no SHA256SUMS: its lists of patches and missing parts are not proven")
-        elif (actual := files.sha256_file(self.document_path)) != wanted:
-            self.hashes.bad(f"the manifest has sha256 {actual}, {checksums.NAME} says {wanted}: it was changed")
+            self.sums.notes.append(f"the manifest itself stands in no {checksums.NAME}: its lists of patches and missing parts are not proven")
+        else:
+            self._compare(self.sums, "the manifest", self.document_path, wanted)
+
+    @staticmethod
+    def _compare(row: _Findings, name: str, path: Path, wanted: str) -> None:
+        try:
+            actual = files.sha256_file(path)
+        except OSError as error:
+            row.bad(f"{name} cannot be read: {error.strerror or error}")
+            return
+        if actual == wanted:
+            row.good(f"{name} has the sha256 that {checksums.NAME} says")
+        else:
+            row.bad(f"{name} has sha256 {actual}, {checksums.NAME} says {wanted}: it was changed")
 
     def _check_layout(self, subject: _Subject) -> None:
         """Nothing hides between the parts: gaps lie in the host only, and there only zeros between its members."""

@@ -24,7 +24,7 @@ from .common import command, context
     }
 )
 def artifact(c: Context, file: str, manifest: str = "", pins: str = "", run: bool = False, wine: bool = False, json: bool = False) -> None:
-    """Prove a file without executing it: hashes, structure, entries, host block, version, libraries, floors, limits."""
+    """Prove a file without executing it: hashes, the papers beside it, structure, entries, host block, version, libraries, floors, limits."""
     here = context(c)
     try:
         report = verify.artifact(

@@ -131,6 +131,10 @@ def workshop(tmp_path: Path) -> Workshop:
     return Workshop(tmp_path)
 
 
+def details(report: verify.Report) -> dict[str, str]:
+    return {check.name: check.detail for check in report.checks}
+
+
 def states(report: verify.Report) -> dict[str, State]:
     return {check.name: check.state for check in report.checks}
 
@@ -157,15 +161,18 @@ def poke(path: Path, at: int, data: bytes) -> None:
 def test_good_file_passes_every_check(method: Method, workshop: Workshop) -> None:
     workshop.method = method
     path = workshop.papers()
-    checksums.write(path.parent / "SHA256SUMS", [path])
+    documents = [path.parent / name for name in ("BUILD_INFO.md", "RELEASE_NOTES.md")]
+    for document in documents:
+        document.write_text(document.name)
+    checksums.write(path.parent / "SHA256SUMS", [path, manifest.beside(path), *documents])
     report = verify.artifact(path)
     assert set(states(report).values()) == {State.PASSED}, report.checks
     assert (report.outcome, report.engine, report.size) == (verify.Outcome.VERIFIED, ENGINE, path.stat().st_size)
     assert report.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    details = {check.name: check.detail for check in report.checks}
-    assert details["glibc floor"] == "at most GLIBC_2.28, promised 2.28"
-    assert "SHA256SUMS agrees" in details["hashes"]
-    assert details["programs and libraries"].startswith("5 read")
+    said = details(report)
+    assert said["glibc floor"] == "at most GLIBC_2.28, promised 2.28"
+    assert said["SHA256SUMS"] == "it has the file's sha256; the manifest has the sha256 that SHA256SUMS says"
+    assert said["programs and libraries"].startswith("5 read")
     report.raise_for_failure()
 
 
@@ -192,7 +199,7 @@ def test_report_for_machines_and_people(workshop: Workshop) -> None:
     good = verify.artifact(path)
     text = io.StringIO()
     good.show(Console(text, mode=Mode.PLAIN))
-    assert text.getvalue().rstrip().splitlines()[-1].startswith("ok  file.llamafile.exe is verified: 8 checks passed; sha256 ")
+    assert text.getvalue().rstrip().splitlines()[-1].startswith("ok  file.llamafile.exe is verified: 8 checks passed, 3 could not be made (see above); sha256 ")
     value = json.loads(json.dumps(good.to_dict()))
     assert (value["outcome"], value["exit_code"], value["sha256"]) == ("verified", 0, good.sha256)
     poke(path, 0x700, b"\xff\xfe\xfd")
@@ -243,13 +250,41 @@ def test_manifest_edited_by_hand(workshop: Workshop) -> None:
     """What the manifest says beyond the file's bytes is proven by SHA256SUMS; without one, that is said."""
     path = workshop.papers()
     checksums.write(path.parent / "SHA256SUMS", [path, manifest.beside(path)])
-    assert "not proven" not in verify.artifact(path).checks[0].detail
+    assert "not proven" not in details(verify.artifact(path))["SHA256SUMS"]
     manifest.write(manifest.beside(path), dataclasses.replace(workshop.document(), commit="0" * 40))
     expect(verify.artifact(path), HashMismatch, "it was changed")
     (path.parent / "SHA256SUMS").unlink()
     report = verify.artifact(path)
     assert report.outcome is verify.Outcome.VERIFIED
-    assert "stands in no SHA256SUMS" in report.checks[0].detail
+    assert "the manifest itself stands in no SHA256SUMS" in details(report)["SHA256SUMS"]
+
+
+def test_papers_that_are_not_there_are_rows_and_no_failure(workshop: Workshop) -> None:
+    path = workshop.papers()
+    report = verify.artifact(path)
+    assert report.outcome is verify.Outcome.VERIFIED
+    rows = {check["name"]: check for check in report.to_dict()["checks"]}
+    text = io.StringIO()
+    report.show(Console(text, mode=Mode.PLAIN))
+    for name in ("SHA256SUMS", "BUILD_INFO.md", "RELEASE_NOTES.md"):
+        assert rows[name]["state"] == "skipped" and rows[name]["detail"].startswith("not there: not checked")
+        assert any(name in line and "skipped" in line and "not there: not checked" in line for line in text.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("name", ["BUILD_INFO.md", "RELEASE_NOTES.md"])
+def test_papers_that_are_there_are_compared(name: str, workshop: Workshop) -> None:
+    path = workshop.papers()
+    paper, sums = path.parent / name, path.parent / "SHA256SUMS"
+    paper.write_text("as it was made")
+    assert details(verify.artifact(path))[name] == "it stands in no SHA256SUMS: not checked"
+    checksums.write(sums, [path, paper])
+    assert (report := verify.artifact(path)).outcome is verify.Outcome.VERIFIED and states(report)[name] is State.PASSED
+    paper.write_text("as somebody wants it")
+    expect(verify.artifact(path), HashMismatch, f"{name} has sha256 ")
+    paper.unlink()
+    assert (report := verify.artifact(path)).outcome is verify.Outcome.VERIFIED and details(report)[name] == "not there: not checked"
+    os.mkfifo(paper)
+    expect(verify.artifact(path), HashMismatch, "it is a device or a pipe, not a file")
 
 
 def test_programs_come_from_the_tree_that_the_manifest_names(workshop: Workshop) -> None:
@@ -286,7 +321,8 @@ def test_comment_of_the_archive(workshop: Workshop) -> None:
 def test_poor_list_of_checksums_is_named(workshop: Workshop) -> None:
     path = workshop.papers()
     (path.parent / "SHA256SUMS").write_text("")
-    assert "SHA256SUMS beside it does not list it" in verify.artifact(path).checks[0].detail
+    report = verify.artifact(path)
+    assert states(report)["SHA256SUMS"] is State.SKIPPED and details(report)["SHA256SUMS"].startswith("it does not list the file: not checked")
     manifest.write(manifest.beside(path), dataclasses.replace(workshop.document(), file="other.exe"))
     assert "its manifest calls it other.exe" in verify.artifact(path).checks[0].detail
 
@@ -599,11 +635,11 @@ def test_signature_behind_the_archive_is_named_and_taken_into_account(workshop: 
     path = workshop.papers()
     made = signed(path, tmp_path)
     report = verify.artifact(made, manifest=manifest.beside(path))
-    details = {check.name: check.detail for check in report.checks}
+    said = details(report)
     assert report.outcome is verify.Outcome.VERIFIED, report.failed
     assert report.signed
-    assert "without its signature the file has the manifest's sha256" in details["hashes"]
-    assert "an Authenticode signature of" in details["ZIP structure"]
+    assert "without its signature the file has the manifest's sha256" in said["hashes"]
+    assert "an Authenticode signature of" in said["ZIP structure"]
     poke(made, 0x700, b"\xff\xfe\xfd")
     expect(verify.artifact(made, manifest=manifest.beside(path)), HashMismatch, "")
     with made.open("ab") as stream:
