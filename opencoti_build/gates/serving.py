@@ -74,16 +74,27 @@ def free_port() -> int:
 
 
 class Server:
-    """An engine serving one model on a free port of 127.0.0.1, as a context manager.
+    """An engine serving on a free port of 127.0.0.1, as a context manager.
 
-    It ends with the block, and on Linux with this process however that ends. Enter it in the main thread: the kernel's promise
+    ``model`` is None for a router, ``command`` is what makes the engine a server, ``extra`` are variables that it shall see. It ends with the block, and on Linux with this process however that ends. Enter it in the main thread: the kernel's promise
     to end a child holds for the thread that started it.
     """
 
-    def __init__(self, engine: Engine, model: Path, flags: Sequence[str] = (), *, healthy_within: float = HEALTHY_WITHIN) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        model: Path | None,
+        flags: Sequence[str] = (),
+        *,
+        command: Sequence[str] = ("serve",),
+        extra: Mapping[str, str] | None = None,
+        healthy_within: float = HEALTHY_WITHIN,
+    ) -> None:
         self.engine = engine
         self.port = free_port()
-        self.argv = [*engine.words, "serve", "--host", "127.0.0.1", "--port", str(self.port), "--model", str(model), *flags]
+        chosen = ("--model", str(model)) if model is not None else ()
+        self.argv = [*engine.words, *command, "--host", "127.0.0.1", "--port", str(self.port), *chosen, *flags]
+        self._extra = extra
         self._healthy_within = healthy_within
         self._home = tempfile.TemporaryDirectory(prefix="opencoti-gate-")
         self._log = Path(self._home.name) / "server.log"
@@ -97,7 +108,7 @@ class Server:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=environment(Path(self._home.name)),
+                    env=environment(Path(self._home.name), self._extra),
                     preexec_fn=_die_with_parent if _LIBC is not None else None,  # noqa: PLW1509 - see _LIBC
                 )
             self._wait_until_healthy()
