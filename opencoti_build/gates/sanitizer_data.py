@@ -51,12 +51,13 @@ class Plant:
 
 @dataclass(frozen=True)
 class SanitizerData:
-    """The whole file; ``known`` are patterns on ``KIND FILE FUNCTION``."""
+    """The whole file; ``known`` are patterns on ``KIND FILE FUNCTION``, ``model`` is a path in the repository."""
 
     plain: tuple[Reasoned, ...]
     own_sources: str
     programs: tuple[str, ...]
     tests: tuple[str, ...]
+    model: str
     left_out: tuple[Reasoned, ...]
     outer: tuple[str, ...]
     sanitizers: Mapping[str, Sanitizer]
@@ -77,6 +78,7 @@ def load(path: Path) -> SanitizerData:
         own_sources=root.get("own_sources").text(),
         programs=_words(root.get("programs")),
         tests=_words(root.get("tests")),
+        model=root.get("model").text(),
         left_out=_reasoned(root.get("left_out"), "test"),
         outer=_words(root.get("outer")),
         sanitizers=sanitizers,

@@ -167,7 +167,14 @@ class SanitizerGate:
     def _tests_digest(self) -> str:
         root = self.workshop.project.root
         listed = sorted((root / "tests" / "engine").glob("*.py"))
-        return digest_of([[path.name, files.sha256_file(path)] for path in (*listed, root / "gate" / "sanitizers.cmake")])
+        return digest_of([[path.name, files.sha256_file(path)] for path in (*listed, root / "gate" / "sanitizers.cmake", self._model)])
+
+    @property
+    def _model(self) -> Path:
+        path = self.workshop.project.root / self.data.model
+        if not path.is_file():
+            raise DataError(f"{self.data.model}, which gate/sanitizers.yaml names, is not there: git checkout restores what belongs to the repository.")
+        return path
 
     def _known(self, finding: Finding) -> str:
         texts = [f"{finding.kind} {frame.file} {frame.function}" for frame in finding.places] or [finding.kind]
@@ -203,7 +210,7 @@ class SanitizerGate:
             suppressions = f":suppressions={listed}"
         for name, value in sanitizer.environment.items():
             environment[name] = f"{value}:log_path={reports / name.partition('_')[0].lower()}{suppressions}"
-        return {**environment, "OPENCOTI_TEST_ENGINE": str(folder / "llama")}
+        return {**environment, "OPENCOTI_TEST_ENGINE": str(folder / "llama"), "OPENCOTI_TEST_MODEL": str(self._model)}
 
     def _passes(self, name: str, folder: Path, sanitizer: Sanitizer, environment: Mapping[str, str]) -> bool:
         outcome = self.workshop.runner.run((*sanitizer.prefix, folder / name), env=environment, check=False)
