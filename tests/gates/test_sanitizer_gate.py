@@ -84,7 +84,7 @@ def test_every_planted_defect_fits_the_series() -> None:
     [
         (("sanitizer: address", "sanitizer: adress"), "'address'"),
         (("    kind: \"ThreadSanitizer", "    knd: \"ThreadSanitizer"), "kind"),
-        (("known: []", "known: [{match: '(', reason: x}]"), "regular expression"),
+        (("known:\n", "known:\n  - {match: '(', reason: x}\n"), "regular expression"),
     ],
 )
 def test_a_mistake_in_the_data_names_its_place(tmp_path: Path, change: tuple[str, str], says: str) -> None:
