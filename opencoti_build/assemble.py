@@ -6,12 +6,13 @@ and an artifact stays as it is when its manifest names the same inputs and its b
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import components, container, files, manifest, report, toolchains, universal, variants
+from . import components, container, files, loader, manifest, report, toolchains, universal, variants
 from .cache import digest_of
 from .components import Component, Library
 from .container import PayloadEntry
@@ -197,13 +198,23 @@ class Builder:
         windows, *others = engines
         if windows.os != "windows":
             raise UsageError("The first engine of a universal host must be the one for Windows.")
-        key = digest_of([HOST_SCHEMA, self.identity.engine, list(universal.launcher_stages()), [[item.target, item.program.sha256] for item in engines]])
+        loaders = self.loaders([item.target for item in others if item.os == "linux"])
+        stages = list(universal.launcher_stages())
+        key = digest_of([HOST_SCHEMA, self.identity.engine, stages, [[item.target, item.program.sha256] for item in engines], {name: hashlib.sha256(data).hexdigest() for name, data in loaders.items()}])
         directory = self.workshop.cache.result("host", key)
         path = directory / "host.exe"
         if not directory.is_dir():
             with self.workshop.cache.producing("host", key) as fresh:
-                universal.build_host(fresh / path.name, windows.program_path, {item.target: item.program_path for item in others}, self.identity.engine)
+                universal.build_host(fresh / path.name, windows.program_path, {item.target: item.program_path for item in others}, self.identity.engine, loaders)
         return path
+
+    def loaders(self, names: Sequence[str]) -> dict[str, bytes]:
+        """What maps the programs of these targets out of the file; a second of work when cold. Only zig makes programs for no C library."""
+        if not isinstance(self.toolchain, toolchains.ZigToolchain):
+            return {}
+        scratch = self.workshop.project.build / "components" / "loaders.tmp"
+        targets = [self._target(name) for name in names]
+        return {target.name: loader.build(target, self.toolchain, cache=self.workshop.cache, runner=self.workshop.runner, scratch=scratch) for target in targets}
 
     def _entries(self, variant: Variant, engines: dict[str, Component]) -> list[PayloadEntry]:
         entries: list[PayloadEntry] = []

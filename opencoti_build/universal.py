@@ -8,6 +8,8 @@ Layout, all offsets from byte 0::
             PE header and section table (e_lfanew points here), moved down from the PE's own place
             sections, every raw offset moved by the same distance; no virtual address changes
             ZIP local header ``bin/launcher.sh``, data on a 4 KiB border: stage 2
+            ZIP local header ``bin/SYSTEM-MACHINE.loader``, data on a 4 KiB border: what maps a native program (loader.py), once for each
+            that can be mapped
             ZIP local header ``bin/SYSTEM-MACHINE``, data on a 64 KiB border: a native program, once for each
 
 Only local headers: the central directory belongs to whoever finishes the file (``container.append``). What it must list stands
@@ -26,7 +28,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from . import binaries, files, zipformat
+from . import binaries, files, loader, zipformat
 from .console import count_of
 from .errors import BinaryMismatch, ContainerError, ManifestError
 
@@ -36,6 +38,7 @@ MAGIC = b"MZopencoti='\n"
 HOST_SCHEMA = 1
 LAUNCHER_MEMBER = "bin/launcher.sh"
 LAUNCHER_ALIGNMENT = 4096
+LOADER_SUFFIX = ".loader"
 PROGRAM_ALIGNMENT = 65536
 
 _DOS_HEADER = 0x40
@@ -158,6 +161,16 @@ class _Program:
     data: bytes
     sha256: str
     interpreter: str
+    loader: bytes | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a program lies in the file, and its loader; zeros while that is not known."""
+
+    program: int = 0
+    loader: int = 0
+    loader_cksum: int = 0
 
 
 _REVERSED = bytes(int(f"{value:08b}"[::-1], 2) for value in range(256))
@@ -177,22 +190,25 @@ def posix_cksum(data: bytes) -> int:
     return int(f"{value:032b}"[::-1], 2)
 
 
-def _case(program: _Program, offset: int) -> str:
+def _case(program: _Program, place: _Place) -> str:
     """One arm of the launcher's choice. Fixed width, since the text's length decides about the offsets in it."""
     labels = "|".join(f'"{label}"' for label in PLATFORMS[program.platform][2])
-    numbers = f"_o={offset // PROGRAM_ALIGNMENT}".ljust(9) + f" _s={len(program.data)} _k={posix_cksum(program.data)}".ljust(28)
-    return f"{labels}) {numbers} _h={program.sha256} _i={program.interpreter};;"
+    numbers = f"_o={place.program // PROGRAM_ALIGNMENT}".ljust(9) + f" _s={len(program.data)} _k={posix_cksum(program.data)}".ljust(28)
+    mapped = "" if program.loader is None else f" _l={place.loader // LAUNCHER_ALIGNMENT}".ljust(11) + f" _y={place.loader_cksum}".ljust(14)
+    return f"{labels}) {numbers} _h={program.sha256}{mapped} _i={program.interpreter};;"
 
 
-def _stage1(template: str, programs: list[_Program], offsets: list[int], launcher: tuple[int, int]) -> bytes:
+def _stage1(template: str, programs: list[_Program], places: list[_Place], launcher: tuple[int, int]) -> bytes:
     systems = ", ".join([PLATFORMS[program.platform][2][0] for program in programs] + ["Windows x86_64"])
     skip, size = launcher
     values = {
         "@MAGIC@": MAGIC.decode("ascii").partition("'")[0],
-        "@CASES@": "\n".join(_case(program, offset) for program, offset in zip(programs, offsets, strict=True)),
+        "@CASES@": "\n".join(_case(program, place) for program, place in zip(programs, places, strict=True)),
         "@SYSTEMS@": systems,
         "@SKIP@": str(skip // LAUNCHER_ALIGNMENT).ljust(7),
         "@COUNT@": str(size // LAUNCHER_ALIGNMENT).ljust(3),
+        "@LOADER@": str(loader.SIZE),
+        "@BLOCKS@": str(loader.SIZE // LAUNCHER_ALIGNMENT),
     }
     text = re.sub(r"@[A-Z]+@", lambda match: values[match[0]], template)
     return b"'\n" + text.encode("ascii")
@@ -344,7 +360,7 @@ def _move_pe(pe: _Pe, script: bytes) -> bytes:
 # Joining
 
 
-def _load_program(platform: str, path: Path) -> _Program:
+def _load_program(platform: str, path: Path, template: bytes | None = None) -> _Program:
     if platform not in PLATFORMS:
         raise ContainerError(f"A universal file cannot hold a program for {platform!r}; known are {', '.join(PLATFORMS)}.")
     wanted, machine, _ = PLATFORMS[platform]
@@ -360,7 +376,8 @@ def _load_program(platform: str, path: Path) -> _Program:
         raise ContainerError(f"{path} cannot be the program for {platform}: {reason}.")
     if not re.fullmatch(r"[A-Za-z0-9/._+-]*", facts.interpreter):
         raise ContainerError(f"{path} cannot be the program for {platform}: its loader has an odd name, {facts.interpreter!r}.")
-    return _Program(platform, data, hashlib.sha256(data).hexdigest(), facts.interpreter)
+    mapped = template if facts.format is binaries.Format.ELF and loader.can_map(data) else None
+    return _Program(platform, data, hashlib.sha256(data).hexdigest(), facts.interpreter, mapped)
 
 
 def _read(path: Path) -> bytes:
@@ -370,14 +387,16 @@ def _read(path: Path) -> bytes:
         raise ContainerError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
-def build_host(out: Path, pe: Path, programs: Mapping[str, Path], engine: str) -> HostBlock:
+def build_host(out: Path, pe: Path, programs: Mapping[str, Path], engine: str, loaders: Mapping[str, bytes] | None = None) -> HostBlock:
     """Join the Windows program ``pe`` and the native ``programs`` (by platform, see PLATFORMS) into the host block ``out``.
 
+    ``loaders`` are those of ``loader.build``, by platform; a program without one, or which a loader cannot map, is copied when it is started.
     Writes ``out`` (mode 755) and its side file, both atomically, the side file last. The bytes depend on the inputs alone.
     Raises ContainerError, naming the one thing that is wrong, for a PE or program that cannot be joined.
     """
     parsed = _parse_pe(_read(pe), str(pe))
-    loaded = [_load_program(platform, programs[platform]) for platform in PLATFORMS if platform in programs]
+    templates = loaders or {}
+    loaded = [_load_program(platform, programs[platform], templates.get(platform)) for platform in PLATFORMS if platform in programs]
     if unknown := [platform for platform in programs if platform not in PLATFORMS]:
         _load_program(unknown[0], programs[unknown[0]])
     first, second = launcher_stages()
@@ -385,22 +404,30 @@ def build_host(out: Path, pe: Path, programs: Mapping[str, Path], engine: str) -
     # Line ends to the block's end; the shell drops them, and dd reads whole blocks.
     second_data = second_data.ljust(_align(len(second_data) + 1, LAUNCHER_ALIGNMENT), b"\n")
     # The script's length does not depend on the numbers in it, so any numbers tell where the PE part ends.
-    length = len(_move_pe(parsed, _stage1(first, loaded, [0] * len(loaded), (0, len(second_data)))))
-    members: list[Member] = []
+    length = len(_move_pe(parsed, _stage1(first, loaded, [_Place()] * len(loaded), (0, len(second_data)))))
+    wanted = [(LAUNCHER_MEMBER, len(second_data), LAUNCHER_ALIGNMENT)]
+    wanted += [(f"bin/{program.platform}{LOADER_SUFFIX}", loader.SIZE, LAUNCHER_ALIGNMENT) for program in loaded if program.loader is not None]
+    wanted += [(f"bin/{program.platform}", len(program.data), PROGRAM_ALIGNMENT) for program in loaded]
+    offsets: dict[str, int] = {}
     position = length
-
-    def place(name: str, data: bytes, sha256: str, alignment: int) -> None:
-        nonlocal position
-        header = zipformat.local_header_size(name, len(data))
-        data_offset = _align(position + header, alignment)
-        members.append(Member(name, data_offset - header, data_offset, len(data), zipformat.crc32(data), sha256))
-        position = data_offset + len(data)
-
-    place(LAUNCHER_MEMBER, second_data, hashlib.sha256(second_data).hexdigest(), LAUNCHER_ALIGNMENT)
+    for name, size, alignment in wanted:
+        offsets[name] = _align(position + zipformat.local_header_size(name, size), alignment)
+        position = offsets[name] + size
+    contents = {LAUNCHER_MEMBER: second_data}
+    places = []
     for program in loaded:
-        place(f"bin/{program.platform}", program.data, program.sha256, PROGRAM_ALIGNMENT)
-    offsets = [member.data_offset for member in members[1:]]
-    head = _move_pe(parsed, _stage1(first, loaded, offsets, (members[0].data_offset, len(second_data))))
+        name = f"bin/{program.platform}"
+        contents[name] = program.data
+        place = _Place(offsets[name])
+        if program.loader is not None:
+            told = contents[name + LOADER_SUFFIX] = loader.fill(program.loader, program.data, place.program)
+            place = _Place(place.program, offsets[name + LOADER_SUFFIX], posix_cksum(told))
+        places.append(place)
+    members = [
+        Member(name, offsets[name] - zipformat.local_header_size(name, size), offsets[name], size, zipformat.crc32(contents[name]), hashlib.sha256(contents[name]).hexdigest())
+        for name, size, _ in wanted
+    ]
+    head = _move_pe(parsed, _stage1(first, loaded, places, (members[0].data_offset, len(second_data))))
     if len(head) != length:
         raise ContainerError("The launcher's text changed its length with the offsets in it: a number outgrew its column.")
     digest = hashlib.sha256()
@@ -413,10 +440,10 @@ def build_host(out: Path, pe: Path, programs: Mapping[str, Path], engine: str) -
 
         write(head)
         at = length
-        for member, data in zip(members, [second_data] + [program.data for program in loaded], strict=True):
+        for member in members:
             write(bytes(member.offset - at))
             write(zipformat.local_header(member.name, member.size, member.crc32))
-            write(data)
+            write(contents[member.name])
             at = member.data_offset + member.size
     block = HostBlock(engine, position, digest.hexdigest(), tuple(members))
     files.write_text(side_file(out), json.dumps(block.to_dict(), indent=1) + "\n")

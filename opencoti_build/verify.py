@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from . import binaries, checksums, container, files, manifest, onepass, universal, zipformat
+from . import binaries, checksums, container, files, loader, manifest, onepass, universal, zipformat
 from .console import Console, Mode, human_bytes
 from .errors import (
     BinaryMismatch,
@@ -746,10 +746,10 @@ def _expected(name: str) -> tuple[str, str]:
 
 
 def _launcher_problems(subject: _Subject) -> Iterator[str]:
-    """The launcher must extract exactly the members that are listed: same place, size and sha256."""
+    """The launcher must extract exactly the members that are listed, same place, size and sha256; and a loader must start its program."""
     text = subject.view[: min(4096, subject.host_size)]
-    arms = re.findall(rb"_o=(\d+) +_s=(\d+) _k=\d+ +_h=([0-9a-f]{64})", text)
-    found = {(int(offset) * universal.PROGRAM_ALIGNMENT, int(size), sha256.decode()) for offset, size, sha256 in arms}
+    arms = re.findall(rb"_o=(\d+) +_s=(\d+) _k=\d+ +_h=([0-9a-f]{64})(?: _l=(\d+) +_y=(\d+))?", text)
+    found = {(int(offset) * universal.PROGRAM_ALIGNMENT, int(size), sha256.decode()) for offset, size, sha256, _, _ in arms}
     listed = {
         (entry.data_offset, entry.size, subject.sha256s[entry.name])
         for entry in subject.directory.entries
@@ -759,6 +759,23 @@ def _launcher_problems(subject: _Subject) -> Iterator[str]:
         yield f"the launcher extracts a program at byte {offset} (sha256 {sha256}) that is not among the entries"
     for offset, _, sha256 in sorted(listed - found):
         yield f"the launcher knows nothing of the program at byte {offset} (sha256 {sha256})"
+    known = {(int(place) * universal.LAUNCHER_ALIGNMENT, int(cksum)) for *_, place, cksum in arms if place}
+    loaders = [entry for entry in subject.directory.entries if entry.name.startswith("bin/") and entry.name.endswith(universal.LOADER_SUFFIX)]
+    for entry in loaders:
+        data = bytes(subject.data(entry))
+        program = subject.directory.get(entry.name.removesuffix(universal.LOADER_SUFFIX))
+        if program is None:
+            yield f"{entry.name} is there without its program"
+            continue
+        head = bytes(subject.view[program.data_offset : program.data_offset + loader.HEAD])
+        if wrong := loader.problem(data, head, program.data_offset, program.size, program.crc32):
+            yield f"{entry.name} {wrong}"
+        if (entry.data_offset, universal.posix_cksum(data)) not in known:
+            yield f"the launcher knows nothing of {entry.name}"
+    places = {entry.data_offset for entry in loaders}
+    for offset, _ in sorted(known):
+        if offset not in places:
+            yield f"the launcher extracts a loader at byte {offset} that is not among the entries"
 
 
 def _need(need: binaries.VersionNeed) -> str:

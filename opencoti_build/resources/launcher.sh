@@ -1,8 +1,11 @@
 # The shell side of a universal file. Two stages, cut at the marker line:
 #
-#   stage 1 lies between the DOS header and the PE header, three KiB at most; it finds an extracted program that is known to
-#           be good and becomes it. This is every start but the first.
-#   stage 2 is the ZIP member bin/launcher.sh, read only when stage 1 found nothing; it extracts, checks, explains.
+#   stage 1 lies between the DOS header and the PE header, some three KiB at most; it finds what is known to be good in the cache
+#           and becomes it. This is every start but the first. On the first start it extracts the loader (resources/loader.c),
+#           a few KiB that check and map the program where it lies, and becomes that.
+#   stage 2 is the ZIP member bin/launcher.sh, read only when stage 1 cannot do that; it extracts the program, checks, explains.
+#
+# So what lies in the cache, under one name, is a loader or a program; the size tells.
 #
 # Runs in dash, bash, busybox ash, zsh and mksh: POSIX, plus [ -O ], [ -nt ] and [ -ot ], which all of them have. (ksh93 refuses any script with a
 # NUL byte in its first block, so it needs the words "sh FILE".)
@@ -34,16 +37,34 @@ esac
 # _z: the caller's PATH; ours also has the standard folders, so that an odd PATH does not cost us uname.
 _z=${PATH-}
 PATH=${PATH:+$PATH:}/usr/bin:/bin
-_m=$(uname -sm)
-# _o, _s: offset (in units of 64 KiB) and size of the program for this system; _k, _h: its cksum and sha256; _i: the loader it
-# needs.
-case $_m in
+# _o, _s: offset (in units of 64 KiB) and size of the program for this system; _k, _h: its cksum and sha256; _l, _y: offset (in
+# units of 4 KiB) of its loader and the loader's cksum; _i: the interpreter it needs.
+oc_arm() {
+  _o= _l= _y= _i=
+  case $_m in
 @CASES@
+  esac
+  [ "$_o" ] && { [ -z "$_i" ] || [ -e "$_i" ]; }
+}
+# The kernel's own names cost no process. They are not those of this system where it is emulated, or has 32 bits.
+_m=
+{ read -r _m </proc/sys/kernel/ostype && read -r _x </proc/sys/kernel/arch && _m="$_m $_x"; } 2>/dev/null
+oc_arm || { _m=$(uname -sm); oc_arm; } || :
+case $_o$_m in
 CYGWIN*|MINGW*|MSYS*) PATH=$_z; exec "$_p" "$@";;
+[0-9]*) ;;
 *) printf '%s\n' "opencoti-llamafile: no program for $_m in this file; it has: @SYSTEMS@" >&2; exit 126;;
 esac
+# _a: size of the loader, where one may be used.
+_a=$_s
+case ${OPENCOTI_LLAMAFILE_COPY-} in
+''|0) [ -z "$_l" ] || _a=@LOADER@;;
+again) unset OPENCOTI_LLAMAFILE_COPY;;
+esac
 _e=opencoti-llamafile
-_u=${EUID-$(id -u)}
+_u=${EUID-}
+[ "$_u" ] || { while read -r _x _t _j _w; do case $_x in Uid:) _u=$_j; break;; esac; done </proc/self/status; } 2>/dev/null
+[ "$_u" ] || _u=$(id -u)
 _b=
 { read -r _b </proc/sys/kernel/random/boot_id; } 2>/dev/null
 # Calls $1 for every folder that may hold our cache, best first, until it returns 0. _d: our private folder there; _f: the
@@ -59,30 +80,64 @@ oc_each() {
   done
   return 1
 }
-# A private folder and in it a program that was checked since the last boot.
+# A private folder and in it a loader or program that was checked since the last boot.
 oc_quick() {
   [ -O "$_d" ] && [ ! -L "$_d" ] && [ -O "$_f" ] && [ ! -L "$_f" ] && [ -x "$_f" ] || return 1
   _x=
   { read -r _x <"$_f.ok"; } 2>/dev/null
   [ "$_x" = "ok $_b" ] && [ ! "$_f" -nt "$_f.ok" ] && [ ! "$_f" -ot "$_f.ok" ] || return 1
-  [ "$(find "$_d" "$_f" -prune \( -type d ! -perm -20 ! -perm -2 -o -type f -size ${_s}c \))" = "$_d
+  [ "$(find "$_d" "$_f" -prune \( -type d ! -perm -20 ! -perm -2 -o -type f \( -size ${_s}c -o -size ${_a}c \) \))" = "$_d
 $_f" ]
 }
-if [ -n "$_i" ] && [ ! -e "$_i" ] || ! oc_each oc_quick; then
+# Try to have a loader in a scratch folder (_w) of the best folder, which is there or was named by the user. _t: its path, else empty. It checks itself and the program, and
+# moves to $_f (loader.c). dd and install run side by side; what dd says of the blocks it read tells a file that is cut off.
+oc_fast() {
+  [ "$_a" != "$_s" ] && [ ! -L "$_d" ] && { [ -d "$_c" ] || [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; } || return 0
+  [ ! -e "$_d" ] || { [ -O "$_d" ] && [ "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; } || return 0
+  [ ! -e "$_d/new.$$" ] || return 0
+  _w=$_d/new.$$
+  case $({ LC_ALL=C dd if="$_p" bs=4096 skip=$_l count=@BLOCKS@ 2>&3 | install -Dm 700 /dev/stdin "$_w/$_e"; } 3>&1 2>/dev/null) in
+  "@BLOCKS@+0 "*) [ ! -O "$_d" ] || [ ! -x "$_w/$_e" ] || _t=$_w/$_e;;
+  esac
+}
+oc_slow() {
+  PATH=${_z:+$_z:}/usr/bin:/bin
+  [ -z "$_w" ] || rm -rf "$_w"
+  _w=
   _x=$(dd if="$_p" bs=4096 skip=@SKIP@ count=@COUNT@ 2>/dev/null)
   case $_x in
   *": end of stage 2") eval "$_x";;
   *) printf '%s\n' "$_e: $_p is cut off or cannot be read; download it again" >&2; exit 126;;
   esac
+}
+oc_run() {
+  PATH=$_z OPENCOTI_SELF=$_p OPENCOTI_SELF_EXE=$_f
+  export OPENCOTI_SELF OPENCOTI_SELF_EXE
+  exec "$@"
+}
+_t=
+_w=
+if [ -n "$_i" ] && [ ! -e "$_i" ]; then
+  oc_slow
+elif ! oc_each oc_quick; then
+  case ${ZSH_VERSION-}${OPENCOTI_LLAMAFILE_CACHE:-/} in
+  /*) oc_each oc_fast || :;;
+  esac
+  # Where a system forbids to run it, in spite of [ -x ], a shell ends: bash can be told not to, others have a last word. zsh has neither
+  # and does not see a noexec mount, so it copies.
+  if [ "$_t" ]; then
+    [ -z "${BASH_VERSION-}" ] || shopt -s execfail
+    trap 'oc_slow; oc_run "$_f" "$@"' 0
+    oc_run "$_t" "$@" || :
+    trap - 0
+  fi
+  oc_slow
 fi
-PATH=$_z OPENCOTI_SELF=$_p OPENCOTI_SELF_EXE=$_f
-export OPENCOTI_SELF OPENCOTI_SELF_EXE
-exec "$_f" "$@"
+oc_run "$_f" "$@"
 exit 126
 #@@ stage 2
 # _r: one line a refused folder, why; _w: our scratch folder, to be removed whatever happens; _n: a line end.
 _r=
-_w=
 _n='
 '
 oc_say() {
@@ -131,13 +186,13 @@ oc_read() {
 oc_touch() {
   TZ=UTC0 touch -t 198001010000.00 "$@" 2>/dev/null
 }
-# Is file $1 the program? The CRC of cksum, which POSIX promises and which costs a tenth of a sha256, is against accidents; who
+# Is file $1 the program, or its loader? The CRC of cksum, which POSIX promises and which costs a tenth of a sha256, is against accidents; who
 # can write to our private folder needs no forgery. _g: what is wrong.
 oc_good() {
   _g="has the wrong checksum"
   if _x=$(cksum <"$1" 2>/dev/null) && [ "$_x" ]; then
     case $_x in
-    "$_k $_s"|"$_k $_s "*) return 0;;
+    "$_k $_s"|"$_k $_s "*|"${_y:-x} $_a"|"${_y:-x} $_a "*) return 0;;
     *" $_s"|*" $_s "*) ;;
     *) _g="has the wrong size";;
     esac

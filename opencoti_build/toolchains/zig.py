@@ -91,6 +91,16 @@ class ZigToolchain:
         runner.run((compiler, "-O3", "-DNDEBUG", *target.link, *target.link_program, "main.cpp", "-o", "main.exe"), cwd=place, env=environment, error=ToolchainError)
         files.write_text(self._warm_mark(cache, folder), "")
 
+    def link_freestanding(self, target: Target, source: Path, out: Path, compile_words: Sequence[str], link_words: Sequence[str], cache: Cache, runner: Runner) -> None:
+        """A C file made into a program that needs no C library, beside ``out``. Raises ToolchainError."""
+        zig, folder = self.zig.locate(), out.parent
+        self._zig_cache(cache).mkdir(parents=True, exist_ok=True)
+        environment = self._environment(folder, cache, folder)
+        thing = out.with_name(out.name + ".o")
+        triple = f"{target.arch}-{target.os}-none"
+        runner.run((zig, "cc", "-target", triple, f"-mcpu={target.cpu}", *compile_words, "-c", source.name, "-o", thing.name), cwd=folder, env=environment, error=ToolchainError)
+        runner.run((zig, "ld.lld", *link_words, "-o", out.name, thing.name), cwd=folder, env=environment, error=ToolchainError)
+
     def _warm_mark(self, cache: Cache, folder: Path) -> Path:
         return self._zig_cache(cache) / f"warm-{folder.name}"
 

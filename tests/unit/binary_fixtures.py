@@ -28,11 +28,19 @@ ECHO_CODE = {
 }
 ECHO_EXIT_CODE = 7
 
+# An interpreter that does nothing but what the last step of every one is: it walks over arguments and environment to the auxiliary vector and
+# jumps to the program's entry (AT_ENTRY, 9), the stack as it found it.
+INTERPRETER_CODE = {
+    "x86_64": bytes.fromhex("488d7c2408488b074883c7084885c075f4488b074883c7084885c075f4488b074883c7104883f80975f3ff67f8"),
+    "aarch64": bytes.fromhex("e92300912a8540f8eaffffb52a8540f8eaffffb52a2dc1a85f2500f1c1ffff5460011fd6"),
+}
+
 
 def elf(
     machine: str = "x86_64",
     *,
     library: bool = False,
+    pie: bool = False,
     needed: Sequence[str] = (),
     imports: Mapping[str, tuple[str, str]] | None = None,
     exports: Sequence[str] = (),
@@ -42,7 +50,7 @@ def elf(
 ) -> bytes:
     """A 64-bit little-endian ELF. ``imports`` maps a symbol to (library, version), e.g. ``{"puts": ("libc.so.6", "GLIBC_2.2.5")}``.
 
-    Without ``needed``, ``imports``, ``exports`` and ``interpreter`` a static program that echoes (ECHO_CODE). ``padding`` is put
+    Without ``needed``, ``imports``, ``exports`` and ``interpreter`` a static program that echoes (ECHO_CODE). ``pie`` makes a program that can lie at any address. ``padding`` is put
     inside the loaded segment, to make programs that differ or have a size.
     """
     imports = dict(imports or {})
@@ -50,7 +58,7 @@ def elf(
     dynamic = library or bool(needed or imports or exports)
     if interpreter is None:
         interpreter = INTERPRETERS.get(machine, "/lib/ld.so") if dynamic and not library else ""
-    base = 0 if library else 0x400000
+    base = 0 if library or pie else 0x400000
     count = 1 + bool(interpreter) + dynamic
     body = bytearray(code)
     start = 64 + 56 * count
@@ -103,10 +111,15 @@ def elf(
     size = start + len(body)
     segments.insert(1 if interpreter else 0, (1, 7, 0, size))
     header = struct.pack(
-        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3 if library else 2, ELF_MACHINES[machine], 1, 0 if library else base + start, 64, 0, 0, 64, 56, count, 64, 0, 0
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3 if library or pie else 2, ELF_MACHINES[machine], 1, 0 if library else base + start, 64, 0, 0, 64, 56, count, 64, 0, 0
     )
     table = b"".join(struct.pack("<IIQQQQQQ", kind, flags, at, base + at, base + at, length, length, 0x1000 if kind == 1 else 8) for kind, flags, at, length in segments)
     return header + table + bytes(body)
+
+
+def loader() -> bytes:
+    """What stands for a built loader where it is joined, not started."""
+    return (b"\x7fELF" + bytes(1000) + b"opencoti-place\n\0").ljust(8192, b"\0")
 
 
 def _sysv_hash(name: str) -> int:

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from opencoti_build import checksums, container, manifest, onepass, universal, verify, zipformat
+from opencoti_build import checksums, container, loader, manifest, onepass, universal, verify, zipformat
 from opencoti_build.console import Console, Mode
 from opencoti_build.container import PayloadEntry
 from opencoti_build.errors import (
@@ -64,6 +64,7 @@ class Workshop:
     engine: str = ENGINE
     programs: dict[str, bytes] = dataclasses.field(default_factory=dict)
     libraries: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    loaders: dict[str, bytes] = dataclasses.field(default_factory=dict)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     name: str = "file.llamafile.exe"
     method: Method = Method.STORED
@@ -84,7 +85,7 @@ class Workshop:
         for name, data in self.programs.items():
             (parts / name).write_bytes(data)
         natives = {name: parts / name for name in self.programs if name != "windows-x86_64"}
-        universal.build_host(parts / "host", parts / "windows-x86_64", natives, self.engine)
+        universal.build_host(parts / "host", parts / "windows-x86_64", natives, self.engine, self.loaders)
         return parts / "host"
 
     def build(self, host: Path | None = None) -> Path:
@@ -537,6 +538,58 @@ def test_launcher_that_extracts_something_else(workshop: Workshop) -> None:
     report = verify.artifact(workshop.build(host))
     expect(report, HostMismatch, "that is not among the entries")
     expect(report, HostMismatch, "the launcher knows nothing of the program")
+
+
+@pytest.fixture
+def mapped(workshop: Workshop) -> Workshop:
+    """Its program for x86_64 has a loader."""
+    program = workshop.programs["linux-x86_64"]
+    workshop.programs["linux-x86_64"] = binary_fixtures.elf(pie=True, needed=["libc.so.6"], imports=LIBC, padding=program[-5000:] + bytes(8192))
+    workshop.programs["linux-x86_64"] += b"\0" + workshop.engine.encode() + b"\0"
+    workshop.loaders = {"linux-x86_64": binary_fixtures.loader()}
+    return workshop
+
+
+def test_loader_that_starts_its_program(mapped: Workshop) -> None:
+    assert verify.artifact(mapped.build()).outcome is verify.Outcome.VERIFIED
+    assert [row.name for row in mapped.assembled.entries if row.in_host] == ["bin/launcher.sh", "bin/linux-x86_64.loader", "bin/linux-x86_64", "bin/linux-aarch64"]
+
+
+LOADER_FORGERIES = {
+    "another place": (16, "starts what lies at byte"),
+    "another size": (24, "starts what lies at byte"),
+    "another checksum": (32, "has the checksum of another program"),
+    "another head": (36, "has the checksum of another program"),
+    "own checksum": (40, "does not have its own checksum"),
+    "another length": (44, "does not have its own checksum"),
+    "another magic": (0, "is not a loader"),
+}
+
+
+@pytest.mark.parametrize("name", list(LOADER_FORGERIES))
+def test_loader_that_starts_something_else(name: str, mapped: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hashes agree; what the loader was told is wrong."""
+    at, words = LOADER_FORGERIES[name]
+    fill = loader.fill
+
+    def forge(template: bytes, program: bytes, offset: int) -> bytes:
+        data = bytearray(fill(template, program, offset))
+        data[data.index(loader.MAGIC) + at] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(loader, "fill", forge)
+    expect(verify.artifact(mapped.build()), HostMismatch, f"bin/linux-x86_64.loader {words}")
+
+
+def test_launcher_and_entries_disagree_about_a_loader(mapped: Workshop) -> None:
+    host = mapped.host()
+    data = bytearray(host.read_bytes())
+    at = data.index(b" _y=", data.index(b" _h=")) + 4
+    data[at] = ord("1") if data[at] != ord("1") else ord("2")
+    host.write_bytes(data)
+    block = universal.read_host(host)
+    universal.side_file(host).write_text(json.dumps(block.to_dict() | {"sha256": hashlib.sha256(data).hexdigest()}))
+    expect(verify.artifact(mapped.build(host)), HostMismatch, "the launcher knows nothing of bin/linux-x86_64.loader")
 
 
 def test_program_without_the_version_string(workshop: Workshop) -> None:
