@@ -2,7 +2,8 @@
 
     python bench/artifact.py FILE [--rounds 11] [--write]
 
-Start: `sh FILE --version` on a warm cache against the native program; the first start against a copy of the program. Verify: against
+Start: `sh FILE --version` on a warm cache against the native program; the first start, in a cache folder that is there and empty, against a copy
+of the program. Verify: against
 `sha256sum` of a large file with the same host. Payload changed only: assembling that large file against copying it.
 """
 
@@ -29,7 +30,7 @@ from opencoti_build.project import find_project
 NOTE = """\
 "In memory": neither side waits for the disk; the copy then runs at the speed of memory, and ours cannot be faster than the sha256 of the finished
 file (about 1.1 s for 1.2 GiB), which the manifest needs. "On the disk" is what `invoke build` does: whole under its name or not there, and written out.
-About the first start: docs/decisions/0005.
+About the first start: docs/decisions/0006.
 
 Made by `bench/artifact.py`.
 """
@@ -78,6 +79,7 @@ def main() -> int:
 
         def clear() -> None:
             shutil.rmtree(folder / "cold", ignore_errors=True)
+            (folder / "cold").mkdir()
             (folder / "copy").unlink(missing_ok=True)
 
         def copy_program() -> None:
