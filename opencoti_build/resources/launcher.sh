@@ -46,14 +46,15 @@ oc_arm() {
   esac
   [ "$_o" ] && { [ -z "$_i" ] || [ -e "$_i" ]; }
 }
+_e=opencoti-llamafile
 # The kernel's own names cost no process. They are not those of this system where it is emulated, or has 32 bits.
 _m=
 { read -r _m </proc/sys/kernel/ostype && read -r _x </proc/sys/kernel/arch && _m="$_m $_x"; } 2>/dev/null
-oc_arm || { _m=$(uname -sm); oc_arm; } || :
+oc_arm || { _m=$(uname -sm); oc_arm; } || _l=
 case $_o$_m in
 CYGWIN*|MINGW*|MSYS*) PATH=$_z; exec "$_p" "$@";;
 [0-9]*) ;;
-*) printf '%s\n' "opencoti-llamafile: no program for $_m in this file; it has: @SYSTEMS@" >&2; exit 126;;
+*) printf '%s\n' "$_e: no program for $_m in this file; it has: @SYSTEMS@" >&2; exit 126;;
 esac
 # _a: size of the loader, where one may be used.
 _a=$_s
@@ -61,7 +62,6 @@ case ${OPENCOTI_LLAMAFILE_COPY-} in
 ''|0) [ -z "$_l" ] || _a=@LOADER@;;
 again) unset OPENCOTI_LLAMAFILE_COPY;;
 esac
-_e=opencoti-llamafile
 _u=${EUID-}
 [ "$_u" ] || { while read -r _x _t _j _w; do case $_x in Uid:) _u=$_j; break;; esac; done </proc/self/status; } 2>/dev/null
 [ "$_u" ] || _u=$(id -u)
@@ -92,12 +92,11 @@ $_f" ]
 # Try to have a loader in a scratch folder (_w) of the best folder, which is there or was named by the user. _t: its path, else empty. It checks itself and the program, and
 # moves to $_f (loader.c). dd and install run side by side; what dd says of the blocks it read tells a file that is cut off.
 oc_fast() {
-  [ "$_a" != "$_s" ] && [ ! -L "$_d" ] && { [ -d "$_c" ] || [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; } || return 0
+  [ "$_a" != "$_s" ] && [ ! -L "$_d" ] && [ ! -e "$_d/new.$$" ] && { [ -d "$_c" ] || [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; } || return 0
   [ ! -e "$_d" ] || { [ -O "$_d" ] && [ "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; } || return 0
-  [ ! -e "$_d/new.$$" ] || return 0
   _w=$_d/new.$$
   case $({ LC_ALL=C dd if="$_p" bs=4096 skip=$_l count=@BLOCKS@ 2>&3 | install -Dm 700 /dev/stdin "$_w/$_e"; } 3>&1 2>/dev/null) in
-  "@BLOCKS@+0 "*) [ ! -O "$_d" ] || [ ! -x "$_w/$_e" ] || _t=$_w/$_e;;
+  "@BLOCKS@+0 "*) [ ! -O "$_d" ] || [ -L "$_d" ] || [ ! -x "$_w/$_e" ] || _t=$_w/$_e;;
   esac
 }
 oc_slow() {
@@ -111,15 +110,13 @@ oc_slow() {
   esac
 }
 oc_run() {
-  PATH=$_z OPENCOTI_SELF=$_p OPENCOTI_SELF_EXE=$_f
-  export OPENCOTI_SELF OPENCOTI_SELF_EXE
+  PATH=$_z
+  export OPENCOTI_SELF="$_p" OPENCOTI_SELF_EXE="$_f"
   exec "$@"
 }
 _t=
 _w=
-if [ -n "$_i" ] && [ ! -e "$_i" ]; then
-  oc_slow
-elif ! oc_each oc_quick; then
+if [ -n "$_i" ] && [ ! -e "$_i" ] || ! oc_each oc_quick; then
   case ${ZSH_VERSION-}${OPENCOTI_LLAMAFILE_CACHE:-/} in
   /*) oc_each oc_fast || :;;
   esac

@@ -4,7 +4,7 @@
 // program's segments straight out of the file, maps the program's interpreter (ld.so) as the kernel would, corrects the auxiliary vector and jumps
 // to the interpreter, which sees what the kernel would have given it.
 //
-// Which program that is stands in `place`; universal.py fills it in, finding it by its first bytes. So the loader needs no arguments
+// Which program that is stands in `place`; loader.py fills it in, finding it by its first bytes. So the loader needs no arguments
 // of its own, and a program that starts /proc/self/exe again gets this loader, thus itself. Where the file lies is in OPENCOTI_SELF.
 //
 // On the first start it lies in a scratch folder, "new." and a number, and finishes the installation: fixes its time, checks itself and the program,
@@ -13,8 +13,8 @@
 // What cannot be mapped here (a file on a noexec mount, say) is started the other way: `/bin/sh FILE arguments`, with
 // OPENCOTI_LLAMAFILE_COPY=again, upon which the launcher copies. Where that variable is set already, copying did not help.
 //
-// No C library, no start files, no relocations, nothing writable but the stack; one segment (loader.py sees to that). Sources: System V ABI with its AMD64 and AArch64
-// supplements; Linux: Documentation/ABI, elf(5), getauxval(3), syscalls(2).
+// No C library, no start files, no relocations, nothing writable but the stack; one segment (loader.py sees to that). Sources: System V ABI
+// with its AMD64 and AArch64 supplements; Linux: elf(5), getauxval(3), syscalls(2).
 
 typedef unsigned char      u8;
 typedef unsigned short     u16;
@@ -23,7 +23,7 @@ typedef unsigned long      u64;
 
 #define NAME "opencoti-llamafile"
 
-// ---- what universal.py fills in ----
+// ---- what loader.py fills in ----
 
 struct place {
     char magic[16];
@@ -250,7 +250,7 @@ static u32 crc_plain(const struct table * table, u32 value, const u8 * at, u64 s
 
 // Carry-less multiplication, 64 bytes a turn. A block of 16 bytes that lies D bits ahead of another is worth the same, modulo the polynomial, as its
 // halves times x^(D+64) and x^D added to the other; with the bits of a byte turned around, as here, the factors are the remainders of
-// x^(D+32) and x^(D-32), turned around in 33 bits. tests/engine/test_loader.py derives the four numbers.
+// x^(D+32) and x^(D-32), turned around in 33 bits. tests/engine/test_mapping.py derives the four numbers.
 __attribute__((target("pclmul"))) static u32 crc_fast(const struct table * table, u32 value, const u8 * at, u64 size) {
     if (size < 128) {
         return crc_plain(table, value, at, size);
@@ -535,16 +535,17 @@ static int is_whole(const struct table * table, checksum * crc, const u8 * me) {
 
 extern const u8 __ehdr_start[] __attribute__((visibility("hidden")));
 
-// A folder of this user that nobody else can write to, or was just made so. The outer one may have been made by a tool that leaves it readable.
-static int is_private(struct start * start, const char * path) {
+// A folder of this user that nobody else can write to; it becomes one that nobody else can read either. `mend`: so does one that others could write to.
+static int is_private(struct start * start, const char * path, int mend) {
     struct status status;
     const long    folder = CALL4(SYS_openat, HERE, path, O_READ | O_DIRECTORY | O_NOFOLLOW, 0);
     if (failed(folder)) {
         return 0;
     }
-    const int good = !CALL(SYS_fstat, folder, &status, 0) && (status.mode & S_KIND) == S_FOLDER && status.user == *auxiliary(start, AT_EUID) && !(status.mode & 022);
+    int good = !CALL(SYS_fstat, folder, &status, 0) && (status.mode & S_KIND) == S_FOLDER && status.user == *auxiliary(start, AT_EUID);
+    good     = good && (mend || !(status.mode & 022));
     if (good && status.mode & 077) {
-        CALL(SYS_fchmod, folder, 0700, 0);
+        good = !CALL(SYS_fchmod, folder, 0700, 0);
     }
     CALL(SYS_close, folder, 0, 0);
     return good;
@@ -586,13 +587,14 @@ static int install(struct start * start) {
         return 0;
     }
     name[slash[1]] = 0;
-    if (!is_private(start, name)) {
+    if (!is_private(start, name, 0)) {
         return 0;
     }
     name[slash[1]] = '/';
     name[slash[0]] = 0;
     CALL(SYS_mkdirat, HERE, name, 0700);
-    if (!is_private(start, name)) {
+    // Where the user's group may write to new folders, the launcher has made such a one.
+    if (!is_private(start, name, 1)) {
         return 0;
     }
     name[slash[0]] = '/';

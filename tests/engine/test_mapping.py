@@ -252,12 +252,36 @@ def test_scratch_of_a_killed_start_is_cleared_a_day_later(file: Path, env: dict[
     assert left_overs(env) == []
 
 
-def test_folder_open_to_others_is_not_used_by_the_loader(file: Path, env: dict[str, str]) -> None:
-    program = start(["sh", file], env).program
-    program.parent.chmod(0o777)
-    program.unlink()
+def test_folder_that_the_group_may_write_to_is_closed(file: Path, env: dict[str, str]) -> None:
+    """The lane that copies makes it so where the user's umask says so."""
+    got = start(["sh", "-c", 'umask 002; exec sh "$0"', file], env | {"OPENCOTI_LLAMAFILE_COPY": "1"})
+    assert got.program.parent.stat().st_mode & 0o777 == 0o775
+    got.program.with_suffix(".ok").unlink()
     got = start(["sh", file, "x"], env)
     assert (got.code, got.arguments[1:], got.errors) == (DONE, ["x"], "")
+    assert got.program.read_bytes() == content(file, LOADER)
+    assert got.program.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_that_a_tool_left_readable_are_closed(file: Path, shell: list[str], env: dict[str, str]) -> None:
+    got = start([*shell, file], env)
+    assert (got.code, got.errors) == (DONE, "")
+    assert [path.stat().st_mode & 0o777 for path in (cache_of(env), got.program.parent)] == [0o700, 0o700]
+
+
+def test_folder_of_somebody_else_is_not_used(file: Path, env: dict[str, str], tmp_path: Path) -> None:
+    """Told to install into a folder that others can write to, the loader does not."""
+    open_to_all = tmp_path / "open"
+    scratch = open_to_all / "new.1" / "opencoti-llamafile"
+    scratch.parent.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    scratch.write_bytes(content(file, LOADER))
+    scratch.chmod(0o700)
+    target = open_to_all / "sum" / "opencoti-llamafile"
+    got = start([scratch, "x"], env | {"OPENCOTI_SELF": str(file), "OPENCOTI_SELF_EXE": str(target)})
+    assert (got.code, got.arguments[1:], got.errors) == (DONE, ["x"], "")
+    assert got.program.is_relative_to(cache_of(env)) and got.program.read_bytes() == content(file, PROGRAM)
+    assert list(open_to_all.iterdir()) == []
 
 
 def test_bss_and_the_rest_of_the_last_page_are_zero(env: dict[str, str], tmp_path: Path, loaders: Mapping[str, bytes]) -> None:
