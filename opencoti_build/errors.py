@@ -187,3 +187,33 @@ class EngineError(OpencotiError):
     """A gate started an engine, and it ended, hung or answered against its interface; ``details`` holds the end of its log."""
 
     exit_code = 61
+
+
+class PublishError(OpencotiError):
+    """A cut cannot be published as it is: a name, a size, its layout, or it contradicts what is published."""
+
+    exit_code = 80
+
+
+class HubRefused(OpencotiError):
+    """The hub refused: no permission, no such repository, or a request that it does not take."""
+
+    exit_code = 81
+
+
+class HubUnavailable(OpencotiError):
+    """The hub could not be reached, or kept failing until the patience for it ran out."""
+
+    exit_code = 82
+
+
+class ConflictError(OpencotiError):
+    """Somebody else changed the published repository in between."""
+
+    exit_code = 83
+
+
+class HubMismatch(OpencotiError):
+    """The hub holds other bytes than were sent."""
+
+    exit_code = 84
