@@ -8,7 +8,7 @@ from opencoti_build.cli.spaced import add_group, install
 
 install()
 ns = Collection()
-for group in ("vendor", "patches", "component", "gate", "verify"):
+for group in ("vendor", "patches", "component", "gate", "verify", "pin"):
     add_group(ns, import_module(f"opencoti_build.cli.{group}").ns)
 for module, name in (("build", "build"), ("doctor", "doctor")):
     ns.add_task(getattr(import_module(f"opencoti_build.cli.{module}"), name))

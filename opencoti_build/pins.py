@@ -373,9 +373,14 @@ def _part(body: str, following: str | None, component: str) -> Part:
     return Part("", unknown=True)
 
 
+def parse_file(path: Path) -> PinFile:
+    """The pin file at ``path``, whatever its name is (a copy, ``cuda.txt.old``). Raises ManifestError."""
+    return parse(files.read_limited(path, SIZE_LIMIT, "pin file", ManifestError), path.name)
+
+
 def read(path: Path) -> PinFile:
     """The pin file at ``path``, whose first line must name it. Raises ManifestError."""
-    made = parse(files.read_limited(path, SIZE_LIMIT, "pin file", ManifestError), path.name)
+    made = parse_file(path)
     if path.name != made.component + SUFFIX:
         raise ManifestError(f"{path} says that it is {made.component}{SUFFIX}: give it that name, or put the right file there.")
     return made

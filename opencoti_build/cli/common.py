@@ -46,10 +46,11 @@ def context(c: InvokeContext) -> CommandContext:
     )
 
 
-def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = (), **options: Any) -> Callable[[Callable[..., Any]], Task[Any]]:
+def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = (), rest: str = "", **options: Any) -> Callable[[Callable[..., Any]], Task[Any]]:
     """A task whose errors end in one sentence and the exit code of their class.
 
-    ``optional`` names parameters with a default that may also be given by position, e.g. ``invoke vendor fetch NAME``.
+    ``optional`` names parameters with a default that may also be given by position, e.g. ``invoke vendor fetch NAME``; ``rest`` names one that
+    takes every further word, at least one, as a list, e.g. ``invoke pin check FILE...``.
     A traceback shows only with ``OPENCOTI_DEBUG=1``; anything that is not ours is a defect and says so (exit code 70).
     """
 
@@ -82,10 +83,13 @@ def command(*, help: Mapping[str, str] | None = None, optional: Sequence[str] = 
                 Console().error(f"This is a defect of the toolkit, please report it: {type(error).__name__}: {error}", text)
                 raise Exit(code=70) from error
 
+        if rest:
+            options["iterable"] = [*options.get("iterable", ()), rest]
         made: Task[Any] = task(help=dict(help or {}), **options)(guarded)
         if unknown := set(optional) - set(inspect.signature(function).parameters):
             raise TypeError(f"{function.__name__}: optional names {sorted(unknown)}, which are not its parameters")
         made.optional_positionals = tuple(optional)  # type: ignore[attr-defined]
+        made.rest_positional = rest  # type: ignore[attr-defined]
         return made
 
     return decorate

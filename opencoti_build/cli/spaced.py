@@ -40,14 +40,18 @@ class Misunderstood(ParseError, Exit):
 
 
 class SpacedContext(ParserContext):
-    """The parser context of one command; fills optional positional arguments too, and never takes a flag for one."""
+    """The parser context of one command; fills optional positional arguments too, and never takes a flag for one.
 
-    def __init__(self, name: str, aliases: Iterable[str], args: Iterable[Argument], optional: tuple[str, ...] = ()) -> None:
+    ``rest`` is the one positional argument that takes every word that is left, at least one; "" for none.
+    """
+
+    def __init__(self, name: str, aliases: Iterable[str], args: Iterable[Argument], optional: tuple[str, ...] = (), rest: str = "") -> None:
         super().__init__(name=name, aliases=aliases, args=args)
         self.optional = [self.args[option] for option in optional]
         for argument in self.optional:
             argument.default = None  # the function's own default applies; see ``command``
         self.positional_args += self.optional
+        self.rest = self.args[rest] if rest else None
 
     @property
     def missing_positional_args(self) -> list[Argument]:
@@ -67,8 +71,8 @@ class SpacedContext(ParserContext):
         """Those that ``word`` could fill, or with None those that are required and missing."""
         missing = [argument for argument in self.positional_args if argument.value is None]
         if word is None:
-            return [argument for argument in missing if argument not in self.optional]
-        return [] if word.startswith("-") and word != "-" else missing
+            return [argument for argument in missing if argument not in self.optional] + ([self.rest] if self.rest and not self.rest.got_value else [])
+        return [] if word.startswith("-") and word != "-" else missing + ([self.rest] if self.rest else [])
 
 
 class Chooser(Argument):
@@ -106,7 +110,7 @@ class GroupContext(SpacedContext):
 
     def become(self, command: SpacedContext) -> None:
         """Take over the command's name and arguments."""
-        self.name, self.aliases, self.optional = command.name, command.aliases, command.optional
+        self.name, self.aliases, self.optional, self.rest = command.name, command.aliases, command.optional, command.rest
         self.args, self.flags, self.inverse_flags = command.args, command.flags, command.inverse_flags
         self.positional_args = [*command.positional_args]
 
@@ -120,7 +124,7 @@ def spaced_contexts(root: Collection, ignore_unknown_help: bool | None = None) -
         group, _, word = name.rpartition(".")
         if word == OVERVIEW:
             continue
-        context = SpacedContext(name, aliases, made.get_arguments(ignore_unknown_help=ignore_unknown_help), getattr(made, "optional_positionals", ()))
+        context = SpacedContext(name, aliases, made.get_arguments(ignore_unknown_help=ignore_unknown_help), getattr(made, "optional_positionals", ()), getattr(made, "rest_positional", ""))
         commands.append(context)
         if group:
             groups.setdefault(group, {})[word] = context
@@ -143,15 +147,23 @@ def misunderstand(machine: ParseMachine, msg: str) -> NoReturn:
     raise Misunderstood(f"{msg}: {more}.", machine.context)
 
 
+def see_positional(machine: ParseMachine, value: Any) -> None:
+    """What ``ParseMachine.see_positional_arg`` does: give a word to the first argument that is open for it; ``rest`` always is."""
+    context = machine.context
+    given = context.open_positionals(value) if isinstance(context, SpacedContext) else context.missing_positional_args
+    given[0].value = value
+
+
 def install() -> None:
     """Teach invoke the spelling with a space, and our way to end a call that cannot be understood.
 
     Invoke copies the collection of a tasks.py into a plain ``Collection`` of its own, so a subclass would be lost on the way, and its parser
-    names its machine itself: the two methods are replaced, once, in this process. What invoke refuses before it has read tasks.py, or after
+    names its machine itself: the methods are replaced, once, in this process. What invoke refuses before it has read tasks.py, or after
     the parsing (``--list`` or ``--help`` with a name that is not there), still ends with its own code, 1.
     """
     Collection.to_contexts = spaced_contexts  # type: ignore[method-assign]
     ParseMachine.error = misunderstand  # type: ignore[method-assign]
+    ParseMachine.see_positional_arg = see_positional  # type: ignore[method-assign]
 
 
 def add_group(root: Collection, collection: Collection) -> None:

@@ -36,6 +36,11 @@ def fetch(c, name="all", force=False):
         raise KeyError(name)
     print("fetch", name, force)
 
+@command(help={"files": "what to check"}, rest="files")
+def check(c, files, strict=False):
+    """Check files."""
+    print("check", files, strict)
+
 @command()
 def build(c, variant="universal"):
     """Build."""
@@ -43,7 +48,7 @@ def build(c, variant="universal"):
 
 install()
 ns = Collection()
-for name, made in (("verify", artifact), ("vendor", fetch)):
+for name, made in (("verify", artifact), ("vendor", fetch), ("pin", check)):
     group = Collection(name)
     group.add_task(made)
     add_group(ns, group)
@@ -71,6 +76,8 @@ def call(tmp_path: Path):
         (["vendor", "fetch"], "fetch all False"),
         (["vendor", "fetch", "llama.cpp", "--force"], "fetch llama.cpp True"),
         (["vendor", "fetch", "--force", "llama.cpp"], "fetch llama.cpp True"),
+        (["pin", "check", "a", "--strict", "build", "-"], "check ['a', 'build', '-'] True"),
+        (["pin.check", "a", "pin", "check"], "check ['a', 'pin', 'check'] False"),
         (["vendor.fetch", "zig", "build", "--variant", "bare"], "fetch zig False\nbuild bare"),
         (["vendor", "fetch", "x", "verify", "artifact", "y"], "fetch x False\nartifact y False none"),
     ],
@@ -103,6 +110,7 @@ def test_a_group_alone_lists_its_commands(call):
         (["vendor", "fetch", "a", "b"], "No idea what 'b' is: 'invoke vendor fetch --help' lists what it takes."),
         (["verify", "--json"], "No idea what '--json' is: 'invoke verify --help' lists what it takes."),
         (["verify", "artifact"], "'verify artifact' needs 'file': 'invoke verify artifact --help' lists what it takes."),
+        (["pin", "check", "--strict"], "'pin check' needs 'files': 'invoke pin check --help' lists what it takes."),
         (["build", "--variant"], "--variant needs a value: 'invoke build --help' lists what it takes."),
         (["verify", "artifact", "F", "--long-name"], "--long-name needs a value: 'invoke verify artifact --help' lists what it takes."),
     ],
