@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import yaml
 
 from . import binaries, checksums, container, files, loader, manifest, onepass, universal, zipformat
+from . import pins as pins_module
 from .console import Console, Mode, human_bytes
 from .errors import (
     BinaryMismatch,
@@ -212,7 +213,7 @@ def artifact(
     """Verify ``path`` against ``manifest`` (default: FILE.MANIFEST.json beside it, if any), the pin files in ``pins`` and ``variants``.
 
     Executes nothing unless ``run`` (starts it with ``--version``) or ``wine`` (the same for its Windows side). Raises UsageError
-    when the file cannot be read and ManifestError when a given manifest cannot; everything about the file itself is in the report.
+    when the file cannot be read and ManifestError when a manifest or pin file cannot; everything about the file itself is in the report.
     """
     _refuse_other_than_file(path)
     if pins is not None and not pins.is_dir():
@@ -533,9 +534,10 @@ class _Verification:
             component = described.component.partition("/")[0] if described else ""
             if not component or row.get("kind") == "cpu":  # CPU libraries are made with the engine and have no pin of their own
                 continue
-            pinned = read_pin(self.pins / f"{component}.txt")
-            if pinned is None:
+            place = self.pins / f"{component}{pins_module.SUFFIX}"
+            if not os.path.lexists(place):
                 continue
+            pinned = pins_module.read(place).sha256s()
             checked += 1
             if subject.sha256s.get(row["name"]) not in pinned:
                 self.entries.bad(f"{row['name']} has sha256 {subject.sha256s.get(row['name'])}, which pin/{component}.txt does not list")
@@ -798,18 +800,6 @@ def _entry_contains(subject: _Subject, entry: Entry, needle: bytes) -> bool:
     if entry.method == Method.STORED:
         return subject.view.find(needle, entry.data_offset, entry.end) >= 0
     return needle in subject.data(entry)
-
-
-def read_pin(path: Path) -> frozenset[str] | None:
-    """The sha256 values that a pin file lists; None when there is no such file. Comment lines begin with ``#``."""
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"Cannot read {path}: {error}.") from error
-    rows = (line for line in text.splitlines() if not line.startswith("#"))
-    return frozenset(word.lower() for line in rows for word in line.split() if re.fullmatch(r"[0-9a-fA-F]{64}", word))
 
 
 @dataclass(frozen=True)

@@ -489,11 +489,15 @@ def test_pins(workshop: Workshop, tmp_path: Path) -> None:
     pins.mkdir()
     assert verify.artifact(path, pins=pins).outcome is verify.Outcome.VERIFIED
     row = next(row for row in workshop.assembled.entries if row.name == "ggml-cuda.so")
-    (pins / "cuda.txt").write_text(f"# comment {'0' * 64}\nlinux-x86_64  ggml-cuda-x86_64.so  {row.size}  {row.sha256}\n")
+    head = f"#! pin 1 cuda\n# comment {row.sha256}\n#! file linux-x86_64 size={row.size} build=1\n"
+    (pins / "cuda.txt").write_text(f"{head}{row.sha256}  components/cuda/1/ggml-cuda-x86_64.so\n")
     report = verify.artifact(path, pins=pins)
     assert "1 as pinned" in next(check.detail for check in report.checks if check.name == "entries")
-    (pins / "cuda.txt").write_text(f"linux-x86_64  ggml-cuda-x86_64.so  {row.size}  {'0' * 64}\n")
+    (pins / "cuda.txt").write_text(f"{head}{'0' * 64}  components/cuda/1/ggml-cuda-x86_64.so\n")
     expect(verify.artifact(path, pins=pins), EntryMismatch, "which pin/cuda.txt does not list")
+    (pins / "cuda.txt").write_text(f"linux-x86_64  ggml-cuda-x86_64.so  {row.size}  {row.sha256}\n")
+    with pytest.raises(ManifestError, match="cuda.txt line 1"):
+        verify.artifact(path, pins=pins)
 
 
 def test_damaged_deflate_data(workshop: Workshop) -> None:
