@@ -10,5 +10,5 @@ install()
 ns = Collection()
 for group in ("vendor", "patches", "component", "gate", "verify", "pin"):
     add_group(ns, import_module(f"opencoti_build.cli.{group}").ns)
-for module, name in (("build", "build"), ("doctor", "doctor")):
+for module, name in (("build", "build"), ("publish", "publish"), ("doctor", "doctor")):
     ns.add_task(getattr(import_module(f"opencoti_build.cli.{module}"), name))

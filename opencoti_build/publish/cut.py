@@ -57,14 +57,14 @@ def read(cut: Path, root: Path, layout: Layout, console: Console) -> Release:
     places = {layout.place(name, identity): cut / name for name in names}
     if not any("/" not in place for place in places):
         raise PublishError(f"The cut {cut} holds no single file: make the cut again.")
+    git = _repository(root)
     mirrored = []
     for rule in layout.mirror:
-        if (source := next((name for name in rule.sources if (root / name).exists()), None)) is None:
-            continue
-        mirrored.append(rule.to)
-        for name in _versioned(root, source):
-            place = rule.to + name.removeprefix(source)
-            places[place] = root / name
+        for source in rule.sources:
+            if found := _versioned(root, source, git):
+                mirrored.append(rule.to)
+                places |= {rule.to + name.removeprefix(source): root / name for name in found}
+                break
     contents = _read_all(list(places.values()), console)
     release = Release(identity, tuple(LocalFile(place, path, contents[path], _name(path, root)) for place, path in sorted(places.items())), tuple(mirrored))
     _check_sums(cut, layout, {name: contents[cut / name] for name in names})
@@ -90,15 +90,22 @@ def _refuse(error: OSError) -> None:
     raise PublishError(f"Cannot read {error.filename}: {error.strerror or error}.") from error
 
 
-def _versioned(root: Path, source: str) -> Iterable[str]:
-    """The files of ``source`` that git tracks, so that nothing else that lies there is published; all of them outside git."""
-    if (root / source).is_file() and not (root / source).is_symlink():
-        return [source]
-    here = [f"{source}/{name}" for name in walk(root / source)]
+def _repository(root: Path) -> Git | None:
     try:
-        tracked = set(Git.discover(root).with_work_tree(root).names("ls-files", "-z", "--", source))
+        return Git.discover(root).with_work_tree(root)
     except GitError:
+        return None
+
+
+def _versioned(root: Path, source: str, git: Git | None) -> Sequence[str]:
+    """The files of ``source``, a file or a folder, that git tracks, so that nothing else that lies there is published; all of them outside git."""
+    path = root / source
+    if path.is_symlink():
+        raise PublishError(f"{path} is a symbolic link: put the files themselves there.")
+    here = [source] if path.is_file() else [f"{source}/{name}" for name in walk(path)] if path.is_dir() else []
+    if git is None:
         return here
+    tracked = set(git.names("ls-files", "-z", "--", source))
     if gone := sorted(tracked.difference(here)):
         raise PublishError(f"{root / gone[0]} is under version control and not there: bring it back, or commit that it is gone.")
     return [name for name in here if name in tracked]

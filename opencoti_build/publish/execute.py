@@ -48,6 +48,17 @@ def carry_out(hub: Hub, plan: Plan, journal: Journal, console: Console) -> Resul
     if not plan.changes:
         journal.forget()
         return Result(Outcome.UNCHANGED, plan.parent)
+    # In a thread of its own, so that an interrupt finds this one waiting, and can tell all threads, the client's too, to stop.
+    hub.traffic.stop.clear()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        running = pool.submit(_carry_out, hub, plan, journal, console)
+        try:
+            return running.result()
+        finally:
+            hub.traffic.stop.set()
+
+
+def _carry_out(hub: Hub, plan: Plan, journal: Journal, console: Console) -> Result:
     known = journal.uploaded()
     prepared = [hub.prepare(change, plan.parent) for change in plan.changes]
     expected = dict(plan.result) | {item.change.path: item.content for item in prepared if item.change.path in plan.result}
@@ -92,19 +103,10 @@ def _upload(hub: Hub, waiting: Sequence[Prepared], journal: Journal) -> None:
             raise
         journal.add(item.content.sha256, item.content.size)
 
-    hub.traffic.stop.clear()
-    pool = ThreadPoolExecutor(max_workers=max(1, hub.policy.parallel))
-    try:
+    with ThreadPoolExecutor(max_workers=max(1, hub.policy.parallel)) as pool:
         running = [pool.submit(one, item) for item in sorted(waiting, key=lambda item: -item.content.size)]
         failures = [error for future in running if (error := future.exception()) is not None]
-    except BaseException:
-        # An interrupt: the uploads in flight must not keep the process for minutes.
-        hub.traffic.stop.set()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=hub.traffic.stop.is_set())
     if failures:
-        hub.traffic.stop.clear()
         from .transport import Stopped
 
         raise next((error for error in failures if not isinstance(error, Stopped)), failures[0])
@@ -134,4 +136,4 @@ def _commit(hub: Hub, plan: Plan, prepared: Sequence[Prepared], expected: Tree, 
             raise HubUnavailable(f"The commit was sent {failures} times and did not arrive ({problem.message}): {hub.repository} is unchanged; run the same command again later.")
         pause = hub.policy.pause(failures)
         console.warn(f"{problem.message}; the repository stands where it stood, the commit is sent again")
-        hub.clock.sleep(pause)
+        hub.clock.sleep(pause, hub.traffic.stop)

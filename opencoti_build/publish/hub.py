@@ -2,6 +2,7 @@
 
 - Xet is off: that path sends in a program of its own, where neither our patience nor our count of bytes reaches, and a hub may not have it. Large
   files go through LFS, which every hub speaks.
+- Telemetry is off: a release says nothing about who makes it.
 - All requests go through ``transport.py``; the client's progress bars, log lines and waiting stay silent.
 - The token comes from the places the client looks at (``HF_TOKEN``, the file that its login command writes) and is handed to the client only.
 - What the client raises leaves as an error of ours, without the client's traceback behind it: there the token would be one frame away.
@@ -11,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from ..errors import ConflictError, DiskError, HubMismatch, HubRefused, OpencotiError, UsageError
+from ..errors import ConflictError, DiskError, HubMismatch, HubRefused, OfflineError, OpencotiError, UsageError
 from .plan import Action, Change
 from .policy import Clock, Policy, SystemClock
 from .tree import Content, Tree, content_of
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .transport import Traffic
 
 BRANCH = "main"
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ class Hub:
     _api: HfApi = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Read at import; a process that imported the client before us gets the constant changed.
-        os.environ["HF_HUB_DISABLE_XET"] = "1"
+        # Read at import; a process that imported the client before us gets the constants changed.
+        os.environ["HF_HUB_DISABLE_XET"] = os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
         import huggingface_hub
         from huggingface_hub import constants
         from huggingface_hub.utils import disable_progress_bars, logging, set_client_factory
@@ -62,7 +65,9 @@ class Hub:
 
         from .transport import Secrets, Traffic, client
 
-        constants.HF_HUB_DISABLE_XET = True
+        constants.HF_HUB_DISABLE_XET = constants.HF_HUB_DISABLE_TELEMETRY = True
+        if constants.is_offline_mode():
+            raise OfflineError("Publishing needs the network, and HF_HUB_OFFLINE is set: unset it.")
         if is_xet_available():
             raise UsageError("This version of huggingface_hub cannot be told to leave Xet off: install the version that pyproject.toml names.")
         disable_progress_bars()
@@ -86,8 +91,7 @@ class Hub:
 
     def head(self) -> str:
         """The commit that the branch stands at. Raises HubRefused, HubUnavailable."""
-        with self._errors("The repository"):
-            head = self._api.repo_info(self.repository, revision=BRANCH).sha
+        head = self._ask("The repository", lambda: self._api.repo_info(self.repository, revision=BRANCH).sha)
         if not isinstance(head, str) or not head:
             raise HubMismatch(f"{self.endpoint} does not say which commit {self.repository} stands at: is this a hub?")
         return head
@@ -96,13 +100,15 @@ class Hub:
         """All files of a commit. Raises HubRefused, HubUnavailable, HubMismatch."""
         from huggingface_hub.hf_api import RepoFile
 
-        found: dict[str, Content] = {}
-        with self._errors("The list of files"):
+        def read() -> Tree:
+            found: dict[str, Content] = {}
             for entry in self._api.list_repo_tree(self.repository, recursive=True, revision=commit):
                 if isinstance(entry, RepoFile):
                     lfs = entry.lfs
                     found[entry.path] = Content(lfs.size, sha256=lfs.sha256) if lfs else Content(entry.size, blob=entry.blob_id)
-        return found
+            return found
+
+        return self._ask("The list of files", read)
 
     def fetch(self, path: str, commit: str, expected: Content) -> bytes:
         """A small published file. Raises HubMismatch when it is not the ``expected`` one, HubRefused, HubUnavailable."""
@@ -110,10 +116,13 @@ class Hub:
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         url = hf_hub_url(self.repository, path, revision=commit, endpoint=self.endpoint)
-        with self._errors(path):
+
+        def read() -> bytes:
             reply = get_session().get(url, headers=build_hf_headers(token=self.token or False))
             hf_raise_for_status(reply)
-            data = reply.content
+            return reply.content
+
+        data = self._ask(path, read)
         if not content_of(data).same(expected):
             raise HubMismatch(f"{path} comes from the hub as {len(data)} bytes that are not the ones its list of files names: look at the repository.")
         return data
@@ -124,16 +133,22 @@ class Hub:
         """The client's operation for a change. A file that the hub keeps in git is fetched here if it is to be copied."""
         from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
-        with self._errors(change.path):
+        content = change.content
+
+        def operation() -> Any:
             if change.action is Action.DELETE:
-                return Prepared(change, CommitOperationDelete(path_in_repo=change.path, is_folder=False), change.content)
+                return CommitOperationDelete(path_in_repo=change.path, is_folder=False)
             if change.file is not None:
-                return Prepared(change, self._addition(change.path, change.file.path, change.content), change.content)
+                return self._addition(change.path, change.file.path, change.content)
             if change.content.stored_large:
-                return Prepared(change, CommitOperationCopy(src_path_in_repo=change.source, path_in_repo=change.path), change.content)
+                return CommitOperationCopy(src_path_in_repo=change.source, path_in_repo=change.path, src_revision=parent)
+            return CommitOperationAdd(path_in_repo=change.path, path_or_fileobj=data)
+
+        if change.action is Action.COPY and not content.stored_large:
             # The client would fetch it as well, and believe whatever comes.
-            data = self.fetch(change.source, parent, change.content)
-            return Prepared(change, CommitOperationAdd(path_in_repo=change.path, path_or_fileobj=data), content_of(data))
+            data = self.fetch(change.source, parent, content)
+            content = content_of(data)
+        return Prepared(change, self._ask(change.path, operation), content)
 
     def _addition(self, place: str, path: Path, content: Content) -> CommitOperationAdd:
         from huggingface_hub import CommitOperationAdd
@@ -159,62 +174,64 @@ class Hub:
 
         Raises HubRefused, HubUnavailable, HubMismatch.
         """
-        with self._errors(prepared.change.path):
-            self._api.preupload_lfs_files(self.repository, [prepared.operation], revision=BRANCH, num_threads=1, free_memory=False)
+        self._ask(
+            prepared.change.path,
+            lambda: self._api.preupload_lfs_files(self.repository, [prepared.operation], revision=BRANCH, num_threads=1, free_memory=False),
+        )
 
     def commit(self, prepared: Sequence[Prepared], message: str, parent: str) -> str:
         """Make the one commit on top of ``parent``; gives its id.
 
         Raises ReplyLost when nobody knows whether it was made, ConflictError when the branch stands elsewhere, HubRefused, HubUnavailable.
         """
-        with self._errors("The commit", committing=True):
+        operations = [item.operation for item in prepared]
+
+        def send() -> str:
             done = self._api.create_commit(
-                self.repository,
-                [item.operation for item in prepared],
-                commit_message=message,
-                revision=BRANCH,
-                parent_commit=parent,
-                num_threads=self.policy.parallel,
+                self.repository, operations, commit_message=message, revision=BRANCH, parent_commit=parent, num_threads=self.policy.parallel
             )
             return done.oid
 
+        return self._ask("The commit", send, committing=True)
+
     # ---- errors --------------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _errors(self, what: str, *, committing: bool = False) -> Iterator[None]:
-        """Turn whatever the client raises into an error of ours."""
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+    def _ask(self, what: str, call: Callable[[], _T], *, committing: bool = False) -> _T:
+        """What ``call`` gives; whatever the client raises in it becomes an error of ours."""
+        try:
+            return call()
+        except Exception as error:
+            problem = error
+        raise self._ours(what, problem, committing=committing)
+
+    def _ours(self, what: str, problem: Exception, *, committing: bool) -> OpencotiError:
+        """The error of ours for one of the client's. It is made, and raised, outside of any handler, so that the client's is no context of it:
+        what a host said, a repeated token included, would be one step away."""
+        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
         from .transport import ReplyLost
 
         clean = self.traffic.secrets.clean
-        try:
-            yield
-            return
-        except Exception as error:
-            problem = error
-        # Outside of the handler, so that the client's error is no context of ours. The client wraps what it meets, so all links are looked at.
+        # The client wraps what it meets, so all links are looked at.
         links = tuple(_chain(problem))
         if (ours := next((link for link in links if isinstance(link, OpencotiError)), None)) is not None:
             ours.__cause__ = ours.__context__ = None
-            raise ours.with_traceback(None)
+            return ours.with_traceback(None)
         if any(isinstance(link, RepositoryNotFoundError) for link in links):
-            raise HubRefused(
+            return HubRefused(
                 f"{self.endpoint} has no repository {self.repository}, or this token may not see it: create it there, or log in as somebody who may write to it."
             )
         if (answer := next((link for link in links if isinstance(link, HfHubHTTPError)), None)) is not None:
             status = answer.response.status_code
             reason = clean(answer.server_message or answer.response.headers.get("x-error-message", "") or str(answer)).rstrip(".")
             if committing and status in (409, 412):
-                raise ConflictError(f"{self.repository} has changed since it was read ({reason}).")
-            raise HubRefused(f"{what}: {self.endpoint} answers {status}: {reason}.")
-        if any(isinstance(link, OfflineModeIsEnabled) for link in links):
-            raise HubRefused("HF_HUB_OFFLINE is set: publishing needs the network; unset it.")
+                return ConflictError(f"{self.repository} has changed since it was read ({reason}).")
+            return HubRefused(f"{what}: {self.endpoint} answers {status}: {reason}.")
         if (unread := next((link for link in links if isinstance(link, OSError) and link.filename), None)) is not None:
-            raise DiskError(f"Cannot read {unread.filename}: {unread.strerror}.")
+            return DiskError(f"Cannot read {unread.filename}: {unread.strerror}.")
         sentence = f"{what}: {self.endpoint} answers in a way that its client does not understand ({clean(str(links[-1])) or type(problem).__name__})"
         # A commit that was taken and answered with rubbish is a commit.
-        raise ReplyLost(sentence) if committing else HubRefused(f"{sentence}: is this a hub?")
+        return ReplyLost(sentence) if committing else HubRefused(f"{sentence}: is this a hub?")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import email.utils
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -28,7 +29,7 @@ class Policy:
     connect_timeout: float = 15.0
     reply_timeout: float = 300.0
     """Silence from the hub; a commit of many files takes its time."""
-    large: int = 1 << 20
+    large: int = 1 << 18
     """From this size on a file is uploaded, and remembered, before the commit is prepared."""
     parallel: int = 4
     """Files that are uploaded at the same time."""
@@ -45,8 +46,8 @@ class Clock(Protocol):
         """Seconds since the epoch."""
         ...
 
-    def sleep(self, seconds: float) -> None:
-        """Let so much time pass."""
+    def sleep(self, seconds: float, stop: threading.Event) -> None:
+        """Let so much time pass, or less when ``stop`` is set meanwhile."""
         ...
 
 
@@ -54,15 +55,13 @@ class Clock(Protocol):
 class SystemClock:
     """The real one."""
 
-    wait: Callable[[float], None] = time.sleep
-
     def now(self) -> float:
         """Seconds since the epoch."""
         return time.time()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, stop: threading.Event) -> None:
         """Wait."""
-        self.wait(seconds)
+        stop.wait(seconds)
 
 
 STOP = frozenset({401, 403})

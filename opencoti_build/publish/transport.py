@@ -10,7 +10,9 @@ lost has been made, only the repository can tell.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -102,7 +104,7 @@ class PatientTransport(httpx.BaseTransport):
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
-        self._transports: dict[str, httpx.HTTPTransport] = {}
+        self._transports: dict[tuple[str, str], httpx.HTTPTransport] = {}
         self._lock = threading.Lock()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -144,14 +146,14 @@ class PatientTransport(httpx.BaseTransport):
                 raise HubUnavailable(f"{what}, and asks to wait {human_seconds(pause)}: run the same command again then, it goes on from here.")
             seconds = pause if pause is not None else policy.pause(failures)
             self.traffic.on_wait(f"{what}; trying again in {human_seconds(seconds)} ({failures + 1} of {policy.attempts})")
-            clock.sleep(seconds)
+            clock.sleep(seconds, self.traffic.stop)
 
     def _send(self, request: httpx.Request) -> httpx.Response:
+        place = (request.url.scheme, request.url.host)
         with self._lock:
-            proxy = _proxy(request.url)
-            if proxy not in self._transports:
-                self._transports[proxy] = httpx.HTTPTransport(proxy=proxy or None)
-            transport = self._transports[proxy]
+            if place not in self._transports:
+                self._transports[place] = httpx.HTTPTransport(verify=_certificates(), proxy=_proxy(request.url) or None)
+            transport = self._transports[place]
         reply = transport.handle_request(request)
         data = bytearray()
         try:
@@ -178,6 +180,12 @@ class PatientTransport(httpx.BaseTransport):
         """Close all connections."""
         for transport in self._transports.values():
             transport.close()
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Whom to trust; loaded once, that takes a while."""
+    return httpx.create_ssl_context()
 
 
 def _proxy(url: httpx.URL) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,7 @@ class Clock:
         """Seconds since the epoch."""
         return self.time
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, stop: threading.Event) -> None:
         """Only note it."""
         self.slept.append(seconds)
         self.time += seconds
@@ -51,6 +52,7 @@ class Lab:
     clock: Clock = field(default_factory=Clock)
     policy: Policy = POLICY
     token: str = TOKEN
+    show: bool = True
     said: io.StringIO = field(default_factory=io.StringIO)
 
     @property
@@ -82,7 +84,8 @@ class Lab:
         """What ``invoke publish --yes`` does."""
         with self.hub() as hub:
             planned = self._plan(hub, checkout)
-            planned.show(self.console, hub.repository)
+            if self.show:
+                planned.show(self.console, hub.repository)
             return execute.carry_out(hub, planned, self.journal, self.console)
 
 
