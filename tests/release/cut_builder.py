@@ -43,8 +43,8 @@ class Checkout:
         paths = [path for path in sorted(self.cut.rglob("*")) if path.is_file() and path.name != checksums.NAME]
         checksums.write(self.cut / checksums.NAME, paths)
 
-    def published(self) -> dict[str, str]:
-        """Path to sha256 of what a repository holds when this is its first cut; put together from the README's words, not from the code under test."""
+    def places(self) -> dict[str, Path]:
+        """Published path to file, when this is a repository's first cut; put together from the README's words, not by the code under test."""
         places: dict[str, Path] = {}
         for path in self.cut.rglob("*"):
             if path.is_file():
@@ -53,8 +53,11 @@ class Checkout:
                 places[name if is_single or name.startswith("components/") else f"releases/{self.identity.full_tag}/{name}"] = path
         for name in ("patches", "docs", "pin"):
             places |= {path.relative_to(self.root).as_posix(): path for path in (self.root / name).rglob("*") if path.is_file()}
-        places["USAGE.md"] = self.root / "docs" / "USAGE.md"
-        return {place: hashlib.sha256(path.read_bytes()).hexdigest() for place, path in places.items()}
+        return places | {"USAGE.md": self.root / "docs" / "USAGE.md"}
+
+    def published(self) -> dict[str, str]:
+        """Path to sha256 of the same."""
+        return {place: hashlib.sha256(path.read_bytes()).hexdigest() for place, path in self.places().items()}
 
     def archived(self) -> dict[str, str]:
         """Path to sha256 of the cut in the archive."""
@@ -82,6 +85,7 @@ def make(root: Path, identity: Identity = C1, *, size: int = 3000, cuda: str = "
     checkout.put(f"{folder}/components/cuda/{cuda}/ggml-cuda-x86_64.so", binary(f"{cuda} so", size))
     checkout.put(f"{folder}/RELEASE_NOTES.md", f"# {identity.full_tag}\n".encode())
     checkout.put(f"{folder}/BUILD_INFO.md", f"Built as {identity.engine}.\n".encode())
+    checkout.put(f"{folder}/licenses/NONE", b"")
     checkout.put("patches/README.md", b"How patches work.\n")
     checkout.put(f"patches/llama.cpp/0001-{identity.tag}.patch", f"a patch of {identity.tag}\n".encode())
     checkout.put("docs/USAGE.md", f"How to use {identity.tag}.\n".encode())

@@ -148,6 +148,15 @@ def test_only_what_git_tracks_is_mirrored(tmp_path: Path) -> None:
         planned(checkout, {})
 
 
+@pytest.mark.skipif(os.name == "nt", reason="links")
+def test_a_mirror_that_is_a_link(tmp_path: Path) -> None:
+    checkout = make(tmp_path)
+    (tmp_path / "docs").rename(tmp_path / "texts")
+    (tmp_path / "docs").symlink_to("texts")
+    with pytest.raises(PublishError, match="docs is a symbolic link"):
+        planned(checkout, {})
+
+
 @pytest.mark.parametrize("what", ["other bytes", "missing", "one more", "a component less"])
 def test_a_published_cut_does_not_change(tmp_path: Path, what: str) -> None:
     tree = first(tmp_path)
