@@ -7,9 +7,10 @@ it stood and the commit is tried again, or somebody else came in between and the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -85,11 +86,15 @@ def _carry_out(hub: Hub, plan: Plan, journal: Journal, console: Console) -> Resu
 
 @dataclass
 class _Sent:
+    """Bytes sent by all threads together."""
+
     count: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, count: int, meter: Meter) -> None:
-        self.count += count
-        meter.advance(count)
+        with self.lock:
+            self.count += count
+            meter.advance(count)
 
 
 def _upload(hub: Hub, waiting: Sequence[Prepared], journal: Journal) -> None:
@@ -116,11 +121,10 @@ def _commit(hub: Hub, plan: Plan, prepared: Sequence[Prepared], expected: Tree, 
     """The id of the commit, found out one way or the other."""
     from .transport import ReplyLost
 
-    message = f"{plan.identity.full_tag}"
     failures = 0
     while True:
         try:
-            return hub.commit(prepared, message, plan.parent)
+            return hub.commit(prepared, plan.identity.full_tag, plan.parent)
         except (ReplyLost, ConflictError) as error:
             problem = error
         head = hub.head()

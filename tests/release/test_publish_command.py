@@ -156,7 +156,10 @@ def test_an_interrupt_ends_at_once_and_goes_on_later(toolkit: Path, server: HubS
     while server.count("put") < 6 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    try:
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "Interrupted: run the same command again to go on from here." in said, said
     server.script()
     assert run(toolkit, server, tmp_path, "--yes").returncode == 0
