@@ -207,6 +207,8 @@ def run_one(test: NativeTest, program: Path, log: Path) -> NativeResult:
     started = time.monotonic()
     limit = test.limits.memory * ADDRESS_SPACE << 20
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_", "OPENCOTI_", "GGML_"))}
+    # Threads that wait give the processor away.
+    environment["OMP_WAIT_POLICY"] = "passive"
     # A test that compares with Jinja's own implementation starts "python3".
     environment["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), environment.get("PATH", os.defpath)))
 
