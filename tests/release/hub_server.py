@@ -73,6 +73,8 @@ class Fault:
     """Change a byte of what is stored."""
     lie: bool = False
     """Tell a wrong hash."""
+    status_after: int = 0
+    """Do it, and answer so: a gateway that lost patience with the hub behind it."""
     rubbish: bool = False
     """Do it, and answer with a page that is no JSON."""
 
@@ -159,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(fault.delay_reply)
             if fault.lose_reply:
                 raise _Cut
+            if fault.status_after:
+                status = fault.status_after
             if fault.rubbish:
                 headers, body = {"Content-Type": "text/html"}, b"<html>It works!</html>"
         self.send_response_only(status)

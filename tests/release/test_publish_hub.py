@@ -285,7 +285,7 @@ def test_the_proxy_of_the_environment_is_used(stage: Scene, monkeypatch: pytest.
 # ---- the commit ------------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [{"lose_reply": True}, {"rubbish": True}, {"cut_reply": 5}])
+@pytest.mark.parametrize("how", [{"lose_reply": True}, {"rubbish": True}, {"cut_reply": 5}, {"status_after": 504}, {"status_after": 500}])
 def test_a_commit_whose_answer_is_lost_is_found(stage: Scene, how: dict[str, object]) -> None:
     commits = len(stage.server.commits)
     stage.server.script(Fault("commit", **how))  # type: ignore[arg-type]
