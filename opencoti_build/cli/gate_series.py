@@ -64,14 +64,13 @@ def series(c: Context, patch: list[str], gate: list[str], again: bool = False, c
             ["patch", *(item.name for item in known)],
             [[state.name, *(states[item.name].value for item in known)] for state, states in rows],
         )
-    open_ones = [(state, name, found) for state, states in rows for name, found in states.items() if not found.green and (check or _asked(state, name, wanted, gate))]
+    open_ones = [(state, name, found) for state, states in rows for name, found in states.items() if not found.green and _asked(state, name, wanted, gate)]
     if open_ones:
         state, name, found = open_ones[0]
         raise GateError(f"{count_of(len(open_ones), 'gate')} not green, the first: {state.name}, {name} ({found.value}).")
-    looked = gate and not check
     made.console.success(
         f"{count_of(len(wanted) or len(chain), 'patch', 'patches')} green"
-        + (f" as far as {', '.join(item.name for item in gates)} can tell" if looked else "")
+        + (f" as far as {', '.join(item.name for item in gates)} can tell" if gate else "")
         + f", {count_of(ran, 'measurement')} made now; {series_gate.LEDGER.as_posix()}"
     )
 

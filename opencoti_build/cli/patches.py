@@ -331,13 +331,15 @@ def bisect(c: Context, run: str = "", gate: str = "", tree: str = "") -> None:
     if gate:
         upstream = Upstream.load(place.made)
         chain = series_gate.states(upstream.folder, upstream.base, place.made.cache, place.made.console)
-        result = series_gate.first_failure(chain, series_gate.gate_named(series_gate.gates(place.made, upstream), gate), place.made.console)
+        asked = series_gate.gate_named(series_gate.gates(place.made, upstream), gate)
+        result, each = series_gate.first_failure(chain, asked, place.made.console), not asked.cumulative
     else:
         workspace = place.at(Path(tree) if tree else place.made.project.build / "bisect" / UPSTREAM)
-        result = search(workspace, run, place.made.runner, place.made.console)
+        result, each = search(workspace, run, place.made.runner, place.made.console), False
     what = f"the gate {gate}" if gate else "the command"
     if result.first is None:
-        place.made.console.success(f"{what} holds with every patch ({count_of(result.runs, 'run')})")
+        scope = "every patch" if each else "the whole series"
+        place.made.console.success(f"{what} holds with {scope} ({count_of(result.runs, 'run')})")
         return
     print(result.first.name)
     doubt = f", or one of {', '.join(patch.name for patch in result.skipped)}, which it could not judge" if result.skipped else ""

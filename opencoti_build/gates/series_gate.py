@@ -58,6 +58,10 @@ class Gate(Protocol):
     def name(self) -> str:
         """Its word in the ledger and on the command line."""
 
+    @property
+    def cumulative(self) -> bool:
+        """Whether it judges the tree with all patches up to this one, so that what one breaks stays broken; else it judges the patch alone."""
+
     def key(self, state: PatchState) -> str:
         """Digest of all that the result depends on."""
 
@@ -90,6 +94,7 @@ class Applies:
     """Every hunk fits with its whole context, at the line it names."""
 
     name: str = "applies"
+    cumulative: bool = False
 
     def key(self, state: PatchState) -> str:
         """The patch and what it is put on."""
@@ -105,6 +110,7 @@ class Lints:
     """The rules of patches/README.md that are errors."""
 
     name: str = "lint"
+    cumulative: bool = False
 
     def key(self, state: PatchState) -> str:
         """The patch and the rules."""
@@ -126,6 +132,7 @@ class Compiles:
     workshop: Workshop
     upstream: Upstream
     name: str = "compile"
+    cumulative: bool = True
 
     def key(self, state: PatchState) -> str:
         """The state's tree."""
@@ -174,6 +181,7 @@ class ChangesNothingWhenOff:
 
     compiles: Compiles
     name: str = "off"
+    cumulative: bool = True
 
     def key(self, state: PatchState) -> str:
         """Both trees, the probe, the models (gguf-py is part of the base) and the configurations."""
@@ -203,6 +211,7 @@ class OwnTests:
 
     workshop: Workshop
     name: str = "tests"
+    cumulative: bool = False
     _done: dict[str, Result] = field(default_factory=dict)
 
     def files(self, state: PatchState) -> list[str]:
@@ -263,7 +272,11 @@ def gate_named(known: Sequence[Gate], name: str) -> Gate:
 
 
 def first_failure(chain: Sequence[PatchState], gate: Gate, console: Console) -> Bisection:
-    """The first patch after which a gate fails, by halves; the base passes by definition. Raises what the gate raises."""
+    """The first patch after which a gate fails; the base passes by definition. Raises what the gate raises.
+
+    A cumulative gate is searched by halves: where the whole series passes, an earlier state is not looked at. The others are asked about each
+    patch in turn.
+    """
     by_number = {state.patch.number: state for state in chain}
 
     def probe(number: int | None) -> int:
@@ -273,7 +286,12 @@ def first_failure(chain: Sequence[PatchState], gate: Gate, console: Console) -> 
         console.info(f"    {by_number[number].name}: {result.state.value} {result.detail}")
         return 0 if result.state.green else 1
 
-    return search(tuple(state.patch for state in chain), probe)
+    if gate.cumulative:
+        return search(tuple(state.patch for state in chain), probe)
+    for runs, state in enumerate(chain, 1):
+        if probe(state.patch.number) != 0:
+            return Bisection(state.patch, runs=runs)
+    return Bisection(None, runs=len(chain))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Contains:
 
     holds: Callable[[PatchState], bool] = lambda state: True
     name: str = "contains"
+    cumulative: bool = True
     asked: list[int] = field(default_factory=list)
 
     def key(self, state: PatchState) -> str:
@@ -174,6 +176,14 @@ def test_first_patch_that_breaks_a_gate(broken: int | None, lab: Lab) -> None:
     gate = Contains(lambda state: broken is None or state.patch.number < broken)
     found = series_gate.first_failure(chain(lab), gate, lab.console)
     assert (found.first.number if found.first else None) == broken
+
+
+@pytest.mark.parametrize("broken", [10, 20, 30])
+def test_a_gate_on_patches_alone_is_asked_about_each(broken: int, lab: Lab) -> None:
+    """The patches after the broken one pass, so halves would not see it."""
+    gate = dataclasses.replace(Contains(lambda state: state.patch.number != broken), cumulative=False)
+    found = series_gate.first_failure(chain(lab), gate, lab.console)
+    assert found.first is not None and found.first.number == broken
 
 
 # The file
