@@ -92,9 +92,13 @@ $_f" ]
 # Try to have a loader in a scratch folder (_w) of the best folder, which is there or was named by the user. _t: its path, else empty. It checks itself and the program, and
 # moves to $_f (loader.c). dd and install run side by side; what dd says of the blocks it read tells a file that is cut off.
 oc_fast() {
-  [ "$_a" != "$_s" ] && [ ! -L "$_d" ] && [ ! -e "$_d/new.$$" ] && { [ -d "$_c" ] || [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; } || return 0
+  [ "$_a" != "$_s" ] && [ ! -L "$_d" ] && { [ -d "$_c" ] || [ "$_c" = "${OPENCOTI_LLAMAFILE_CACHE-}" ]; } || return 0
   [ ! -e "$_d" ] || { [ -O "$_d" ] && [ "$(find "$_d" -prune ! -perm -20 ! -perm -2)" ]; } || return 0
-  _w=$_d/new.$$
+  # A name of our own: containers that share the folder count their processes from 1.
+  _x=
+  { read -r _x </proc/sys/kernel/random/uuid; } 2>/dev/null
+  _w=$_d/new.$$$_x
+  [ -e "$_w" ] && _w= && return
   case $({ LC_ALL=C dd if="$_p" bs=4096 skip=$_l count=@BLOCKS@ 2>&3 | install -Dm 700 /dev/stdin "$_w/$_e"; } 3>&1 2>/dev/null) in
   "@BLOCKS@+0 "*) [ ! -O "$_d" ] || [ -L "$_d" ] || [ ! -x "$_w/$_e" ] || _t=$_w/$_e;;
   esac

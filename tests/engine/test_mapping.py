@@ -252,6 +252,21 @@ def test_scratch_of_a_killed_start_is_cleared_a_day_later(file: Path, env: dict[
     assert left_overs(env) == []
 
 
+def test_scratch_of_another_start_with_the_same_process_number_is_left_alone(file: Path, env: dict[str, str]) -> None:
+    """Containers that share a cache count their processes from 1, each for itself."""
+    words = ["unshare", "-pf", "--mount-proc"] if os.getuid() == 0 else ["unshare", "-Ucpf", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("cannot make namespaces of processes here")
+    theirs = cache_of(env) / "new.1" / "opencoti-llamafile"
+    theirs.parent.mkdir(parents=True)
+    cache_of(env).chmod(0o700)
+    theirs.write_text("half of another start's loader")
+    got = start([*words, "sh", file], env)
+    assert (got.code, got.errors) == (DONE, "")
+    assert got.program.stat().st_size == loader.SIZE
+    assert theirs.read_text() == "half of another start's loader"
+
+
 def test_folder_that_the_group_may_write_to_is_closed(file: Path, env: dict[str, str]) -> None:
     """The lane that copies makes it so where the user's umask says so."""
     got = start(["sh", "-c", 'umask 002; exec sh "$0"', file], env | {"OPENCOTI_LLAMAFILE_COPY": "1"})
