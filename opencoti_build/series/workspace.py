@@ -233,12 +233,17 @@ class Workspace:
                 entries.append(Entry(patch.number, patch.name, patch.sha256, own, known.outcome if known else Outcome.CLEAN.value))
                 parent = own
             gone = {entry.number for entry in state.applied} - {entry.number for entry in entries}
-            remove = tuple(on_disk[number].name for number in sorted(gone) if number in on_disk)
+            # Somebody went back in the work tree, or dropped a commit there: files are removed by nothing but 'patches drop'.
+            if remove := [on_disk[number].name for number in sorted(gone) if number in on_disk]:
+                raise PatchError(
+                    f"The commits in {self.tree} lack {', '.join(remove)}: 'git -C {self.tree} reset --keep {state.commit}' brings back what was applied, "
+                    "'invoke patches drop NUMBER' takes a patch out of the series."
+                )
             whole = set(on_disk) - gone <= {entry.number for entry in entries}
-            write = Write(tuple(writes), remove, git.tree_of(parent) if whole else "")
+            write = Write(tuple(writes), (), git.tree_of(parent) if whole else "")
             self._save(replace(state, applied=tuple(entries), move=Move(parent, parent, adopt=True), write=write))
             self._settle(git)
-            return changed + [f"{name} (removed)" for name in remove]
+            return changed
 
     def move(self, number: int, to: int) -> Chain:
         """Give a patch another number, and thereby another place. Raises PatchError, with nothing changed, when that conflicts."""

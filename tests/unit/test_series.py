@@ -551,6 +551,21 @@ def test_export_is_stable_and_takes_commits_made_by_hand(series: Lab) -> None:
         workspace.export()
 
 
+def test_export_removes_no_patch_when_the_work_tree_went_back(series: Lab) -> None:
+    workspace = series.workspace()
+    workspace.apply()
+    before = {name: (series.folder.path / name).read_bytes() for name in names(series)}
+    whole = plain_git(series.tree, "rev-parse", "HEAD")
+    plain_git(series.tree, "checkout", "-q", "-b", "foo", "HEAD~2")
+    with pytest.raises(PatchError, match=r"lack 0020-two-second-hook.patch, 0030-three-a-file.patch: 'git -C .* reset --keep [0-9a-f]{40}' brings back") as caught:
+        workspace.export()
+    assert {name: (series.folder.path / name).read_bytes() for name in names(series)} == before
+    words = caught.value.message.split("'")[1].split()
+    plain_git(series.tree, *words[3:])
+    assert plain_git(series.tree, "rev-parse", "HEAD") == whole
+    assert workspace.export() == []
+
+
 def test_move_and_drop(series: Lab) -> None:
     workspace = series.workspace()
     tree = workspace.apply().tree_id
