@@ -183,9 +183,10 @@ oc_read() {
   LC_ALL=C dd if="$_p" bs=65536 skip=$_o count=$(((_s + 65535) / 65536))
 }
 # The fixed time. It is set before bytes are checked, so that a write during or after the check shows; where it cannot be set,
-# the next start simply checks again.
+# the next start simply checks again. -c: without it, GNU touch opens the file for writing, and for that moment another start
+# could not run it (text file busy).
 oc_touch() {
-  TZ=UTC0 touch -t 198001010000.00 "$@" 2>/dev/null
+  TZ=UTC0 touch -c -t 198001010000.00 "$@" 2>/dev/null
 }
 # Is file $1 the program, or its loader? The CRC of cksum, which POSIX promises and which costs a tenth of a sha256, is against accidents; who
 # can write to our private folder needs no forgery. _g: what is wrong.
@@ -207,11 +208,17 @@ oc_good() {
   fi
   oc_read 2>/dev/null | head -c "$_s" | cmp -s - "$1"
 }
-# Makes the scratch folder _w. When it cannot be made, _w stays empty and _q says why.
+# Makes the scratch folder _w, under a name of our own as in oc_fast. When it cannot be made, _w stays empty and _q says why. A folder
+# that was in the way may be gone by the time we look.
 oc_scratch() {
-  _j=$$
+  _j=
+  { read -r _j </proc/sys/kernel/random/uuid; } 2>/dev/null
+  _j=$$$_j
   until _q=$(umask 077; LC_ALL=C mkdir "$_d/new.$_j" 2>&1); do
-    [ -e "$_d/new.$_j" ] || return
+    case $(oc_why "$_q") in
+    *exists) ;;
+    *) [ -e "$_d/new.$_j" ] || return;;
+    esac
     _j=${_j}1
   done
   _w=$_d/new.$_j
@@ -274,6 +281,7 @@ oc_extract() {
   }
   oc_touch "$_t" "$_w/$_e.ok"
   oc_good "$_t" || {
+    [ -f "$_t" ] || { oc_no "lost the program while it was checked"; return 1; }
     [ "$(oc_read 2>/dev/null | wc -c)" -ge "$_s" ] || _g="is cut off"
     oc_clean
     oc_say "the program for $_m inside $_p $_g: the file is damaged, download it again"

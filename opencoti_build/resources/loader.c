@@ -7,7 +7,7 @@
 // Which program that is stands in `place`; loader.py fills it in, finding it by its first bytes. So the loader needs no arguments
 // of its own, and a program that starts /proc/self/exe again gets this loader, thus itself. Where the file lies is in OPENCOTI_SELF.
 //
-// On the first start it lies in a scratch folder, "new." and a number, and finishes the installation: fixes its time, checks itself and the program,
+// On the first start it lies in a scratch folder, "new." and more, and finishes the installation: fixes its time, checks itself and the program,
 // writes the stamp that later starts look for (see launcher.sh) and takes the name in OPENCOTI_SELF_EXE.
 //
 // What cannot be mapped here (a file on a noexec mount, say) is started the other way: `/bin/sh FILE arguments`, with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import binary_fixtures
 import pytest
-from universal_lab import LOADER, MACHINE, PROGRAM, SHELLS, build_loaders, cache_of, content, in_namespace, left_overs, make, member, parse, replace_tool, skip_elsewhere, start
+from universal_lab import LOADER, MACHINE, PROGRAM, SHELLS, build_loaders, cache_of, content, in_namespace, left_overs, make, member, own_processes, parse, replace_tool, skip_elsewhere, start
 
 from opencoti_build import universal
 from opencoti_build.cli.common import CommandContext
@@ -286,6 +287,44 @@ def test_sixteen_at_once(file: Path, shell: list[str], env: dict[str, str]) -> N
         assert (got.code, got.arguments[1:], got.errors) == (binary_fixtures.ECHO_EXIT_CODE, [str(number)], "")
     assert left_overs(env) == []
     assert len(list(cache_of(env).iterdir())) == 1
+
+
+@pytest.mark.parametrize("wish", ["", "1"], ids=["as it likes", "copy"])
+def test_six_at_once_in_containers_that_share_the_cache(wish: str, file: Path, shell: list[str], env: dict[str, str]) -> None:
+    """Each is process 1 of its own namespace. They wait for the end of a pipe, so that they begin in the same moment."""
+    if wish and not is_mapped(file):
+        pytest.skip("copied anyway")
+    words = [*own_processes(), "sh", "-c", 'read -r _; exec "$@"', "sh", *shell, str(file)]
+    given = env | ({"OPENCOTI_LLAMAFILE_COPY": wish} if wish else {})
+    for _ in range(12):
+        shutil.rmtree(cache_of(env), ignore_errors=True)
+        gate, opener = os.pipe()
+        running = [subprocess.Popen([*words, str(number)], env=given, stdin=gate, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for number in range(6)]
+        os.close(gate)
+        time.sleep(0.03)
+        os.close(opener)
+        for number, process in enumerate(running):
+            output, errors = process.communicate(timeout=120)
+            got = parse(process.returncode, output, errors)
+            assert (got.code, got.arguments[1:], got.errors) == (binary_fixtures.ECHO_EXIT_CODE, [str(number)], "")
+            assert got.program.is_relative_to(cache_of(env))
+        assert left_overs(env) == []
+
+
+def test_program_that_is_checked_again_is_not_opened_for_writing(file: Path, shell: list[str], env: dict[str, str]) -> None:
+    """While it is, another start that has just found it good cannot run it: text file busy. GNU touch does that, unless told -c."""
+    program = start([*shell, file], env).program
+    inode = program.stat().st_ino
+    program.with_suffix(".ok").unlink()
+    libc = ctypes.CDLL(None)
+    watch = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    closed_after_writing = 8
+    assert libc.inotify_add_watch(watch, os.fsencode(program), closed_after_writing) >= 0
+    got = start([*shell, file], env)
+    assert (got.code, got.program, program.stat().st_ino) == (binary_fixtures.ECHO_EXIT_CODE, program, inode)
+    with pytest.raises(BlockingIOError):
+        os.read(watch, 4096)
+    os.close(watch)
 
 
 def test_killed_half_way_leaves_nothing_that_is_ever_started(file: Path, shell: list[str], env: dict[str, str], tmp_path: Path) -> None:

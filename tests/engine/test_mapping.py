@@ -15,7 +15,7 @@ from pathlib import Path
 import binary_fixtures
 import pytest
 from server_process import ServerProcess
-from universal_lab import LOADER, MACHINE, PROGRAM, SHELLS, Started, build_loaders, cache_of, content, in_namespace, interpreter, left_overs, make, member, parse, replace_tool, skip_elsewhere, start
+from universal_lab import LOADER, MACHINE, PROGRAM, SHELLS, Started, build_loaders, cache_of, content, in_namespace, interpreter, left_overs, make, member, own_processes, parse, replace_tool, skip_elsewhere, start
 
 from opencoti_build import loader, universal
 from opencoti_build.cli.common import CommandContext
@@ -254,9 +254,7 @@ def test_scratch_of_a_killed_start_is_cleared_a_day_later(file: Path, env: dict[
 
 def test_scratch_of_another_start_with_the_same_process_number_is_left_alone(file: Path, env: dict[str, str]) -> None:
     """Containers that share a cache count their processes from 1, each for itself."""
-    words = ["unshare", "-pf", "--mount-proc"] if os.getuid() == 0 else ["unshare", "-Ucpf", "--mount-proc"]
-    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("cannot make namespaces of processes here")
+    words = own_processes()
     theirs = cache_of(env) / "new.1" / "opencoti-llamafile"
     theirs.parent.mkdir(parents=True)
     cache_of(env).chmod(0o700)

@@ -125,6 +125,14 @@ def in_namespace(setup: str, argv: list[str | Path], env: dict[str, str]) -> Sta
     return start([*words, "sh", "-c", f'{setup}\nexec "$@"', "sh", *argv], env)
 
 
+def own_processes() -> list[str]:
+    """Words that start what follows them as process 1 of a namespace of its own, as in a container; skip where the system allows none."""
+    words = ["unshare", "-pf", "--mount-proc"] if os.getuid() == 0 else ["unshare", "-Ucpf", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("cannot make namespaces of processes here")
+    return words
+
+
 def member(file: Path, name: str) -> universal.Member:
     """A member of a file that ``make`` made."""
     return next(row for row in universal.read_host(file.parent / "parts" / "host").members if row.name == name)
