@@ -190,14 +190,17 @@ def refresh(c: Context, include: list[str], tree: str = "") -> None:
         "base": "With --from-repo: the commit that its patches start from.",
         "numbers": "With --from-repo: numbers for the commits that have none, in order, such as 1,5,10.",
         "force": "Overwrite patch files that were edited since they were applied.",
+        "remove": "Remove the files of patches whose commits were taken out in the work tree.",
         "tree": _TREE,
     }
 )
-def export(c: Context, from_repo: str = "", base: str = "", numbers: str = "", force: bool = False, tree: str = "") -> None:
+def export(c: Context, from_repo: str = "", base: str = "", numbers: str = "", force: bool = False, remove: bool = False, tree: str = "") -> None:
     """Write the applied patches to patches/llama.cpp; equal input gives equal bytes."""
     place = _place(c, tree)
     if bool(from_repo) != bool(base):
         raise UsageError("--from-repo needs --base, the commit that its patches start from, and the other way round.")
+    if from_repo and remove:
+        raise UsageError("--remove is about commits taken out in the work tree, --from-repo removes none: give one.")
     if from_repo:
         given = [_number(number.strip()) for number in numbers.split(",") if number.strip()]
         names = [
@@ -207,10 +210,10 @@ def export(c: Context, from_repo: str = "", base: str = "", numbers: str = "", f
         if failed := record(place.folder, place.base, place.made.cache):
             place.made.console.warn(f"{failure(*failed)} 'invoke patches apply --merge' takes what a 3-way merge can settle and writes it back.")
     else:
-        names = place.workspace.export(force=force)
+        names = place.workspace.export(force=force, remove=remove)
     for name in names:
         print(name)
-    place.made.console.success(f"{len(names)} patch files written" if names else "every patch file is as the work tree has it")
+    place.made.console.success(f"{count_of(len(names), 'patch file')} {'written or removed' if remove else 'written'}" if names else "every patch file is as the work tree has it")
 
 
 @command(help={"number": "The patch.", "to": "Its new number, which nobody has yet.", "tree": _TREE})

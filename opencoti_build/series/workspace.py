@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from .. import files, patchfile
 from ..cache import Cache
 from ..console import Console
-from ..errors import GitError, PatchError, UsageError
+from ..errors import DataError, GitError, PatchError, UsageError
 from ..git import Git
 from ..patchfile import SECTIONS, Message, PatchFile
 from .base import BasePack, BaseTree, import_base
@@ -37,6 +37,9 @@ PLACEHOLDER = "(to be written: {})"
 """What a new message holds in every section until somebody writes it; lint refuses it."""
 
 MARKER = b"<<<<<<< "
+
+BRANCH = "series"
+"""The toolkit's own branch of a work tree."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,15 @@ class Status:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class _Back:
+    """HEAD was put, by git itself, at an earlier state of the series: at its first ``count`` patches. ``branch`` is empty on none."""
+
+    head: str
+    count: int
+    branch: str
+
+
 class Workspace:
     """The work tree at ``tree`` for the series in ``folder`` on ``base``."""
 
@@ -102,10 +114,13 @@ class Workspace:
         """Bring the series onto the work tree, creating it when absent; up to and including patch ``to`` if given (0: none).
 
         Only exact matches are taken; ``merge`` takes 3-way merges too and writes those patches back. Raises PatchError at the first
-        patch that does not go on; the work tree then holds the conflict to settle.
+        patch that does not go on; the work tree then holds the conflict to settle. A work tree that git put back to an earlier state of
+        the series is taken from there; the branch it is on stays as it is.
         """
         with self._opened(create=True) as (git, state):
             self._no_conflict(state)
+            if (back := self._went_back(git, state)) is not None:
+                state = self._take_from(git, state, back)
             self._no_foreign_commits(git, state)
             series, base = self.folder.load(), self.base.identified()
             self._same_base(series, base)
@@ -196,18 +211,25 @@ class Workspace:
         with self._opened() as (git, state):
             return self._fold(git, state, include)
 
-    def export(self, *, force: bool = False) -> list[str]:
+    def export(self, *, force: bool = False, remove: bool = False) -> list[str]:
         """Write the patches that are on; commits that somebody made by hand in the work tree are taken in.
 
-        Returns the names of the files that changed. A file that was edited since it was applied is overwritten with ``force`` only.
+        Returns the names of the files that changed. A file that was edited since it was applied is overwritten with ``force`` only; the
+        file of a patch whose commit somebody took out in the work tree goes with ``remove`` only, and never when just the last ones are off.
         """
         with self._opened() as (git, state):
             self._no_conflict(state)
+            if (back := self._went_back(git, state)) is not None:
+                raise PatchError(
+                    f"{self.tree} stands at {self._place(state, back)}, so there is nothing to export: '{self._way_forward(git, state, back)}' brings the later "
+                    "patches back ('invoke patches drop NUMBER' takes one out of the series)."
+                )
             if edits := git.status():
                 self.console.warn(
                     f"{len(edits)} uncommitted edits in {self.tree} are not part of any patch yet: 'invoke patches refresh' folds them in."
                 )
-            on_disk = {patch.number: patch for patch in self.folder.load().patches}
+            series = self.folder.load()
+            on_disk = {patch.number: patch for patch in series.patches}
             head = git.text("rev-parse", "--verify", "HEAD")
             parent, writes, changed = state.base_commit, [], []
             entries: list[Entry] = []
@@ -233,17 +255,23 @@ class Workspace:
                 entries.append(Entry(patch.number, patch.name, patch.sha256, own, known.outcome if known else Outcome.CLEAN.value))
                 parent = own
             gone = {entry.number for entry in state.applied} - {entry.number for entry in entries}
-            # Somebody went back in the work tree, or dropped a commit there: files are removed by nothing but 'patches drop'.
-            if remove := [on_disk[number].name for number in sorted(gone) if number in on_disk]:
-                raise PatchError(
-                    f"The commits in {self.tree} lack {', '.join(remove)}: 'git -C {self.tree} reset --keep {state.commit}' brings back what was applied, "
-                    "'invoke patches drop NUMBER' takes a patch out of the series."
-                )
-            whole = set(on_disk) - gone <= {entry.number for entry in entries}
-            write = Write(tuple(writes), (), git.tree_of(parent) if whole else "")
+            going = [on_disk[number] for number in sorted(gone) if number in on_disk]
+            if going and not remove:
+                raise PatchError(self._lack(git, state, [patch.name for patch in going]))
+            for patch in going:
+                if not force and patch.sha256 not in (entry.sha256 for entry in state.applied):
+                    raise PatchError(
+                        f"{patch.name} was edited since it was applied: 'invoke patches export --remove --force' removes it nevertheless, "
+                        f"'git -C {self.tree} reset --keep {state.commit}' brings back what was applied."
+                    )
+            if set(on_disk) - gone <= {entry.number for entry in entries}:
+                tree = git.tree_of(parent)
+            else:  # later patches are off: what the whole series gives stays true as long as no file changes
+                tree = series.listing.tree if series.listing and not changed and not going and series.listing.base_tree == state.base_tree else ""
+            write = Write(tuple(writes), tuple(patch.name for patch in going), tree)
             self._save(replace(state, applied=tuple(entries), move=Move(parent, parent, adopt=True), write=write))
             self._settle(git)
-            return changed
+            return changed + [f"{patch.name} (removed)" for patch in going]
 
     def move(self, number: int, to: int) -> Chain:
         """Give a patch another number, and thereby another place. Raises PatchError, with nothing changed, when that conflicts."""
@@ -309,6 +337,9 @@ class Workspace:
             return Status(self.tree, True, self.base.label, unknown_rows, next="invoke patches apply", note=note)
         state, git = State.load(self._state_path), Git.open(self.tree)
         assert state is not None
+        back = self._went_back(git, state) if state.conflict is None and state.move is None else None
+        if back is not None:
+            state = replace(whole := state, applied=state.applied[: back.count])
         applied = {entry.number: entry for entry in state.applied}
         rows_list = []
         for patch in series.patches:
@@ -322,11 +353,18 @@ class Workspace:
             else:
                 label = f"applied ({entry.outcome})"
             rows_list.append(Row(patch, label, state.position == patch.number))
-        head = git.resolve("HEAD")
+        head = git.resolve("HEAD") if back is None else state.commit
         unknown = len(git.commits(state.commit, head)) if head and head != state.commit else 0
         edits = tuple(git.status())
+        note = ""
         if state.conflict is not None:
             following = self._next_after(state.conflict)
+        elif back is not None:
+            note = f"the work tree stands at {self._place(whole, back)}"
+            following = self._way_forward(git, whole, back, edits)
+        elif head and head != state.commit and state.move is None and (lacking := self._lacking(git, state, head, series)):
+            note = self._lack(git, state, lacking)
+            following = "invoke patches export --remove, or bring them back as said above"
         elif unknown or (head != state.commit and state.move is None):
             following = "invoke patches export"
         elif edits:
@@ -338,7 +376,7 @@ class Workspace:
             following = "invoke patches apply"
         else:
             following = ""
-        return Status(self.tree, True, state.base_label, tuple(rows_list), edits, state.conflict, unknown, git.tree_of(state.commit), following)
+        return Status(self.tree, True, state.base_label, tuple(rows_list), edits, state.conflict, unknown, git.tree_of(state.commit), following, note)
 
     # ---- paths and opening --------------------------------------------------------------------------------------------------
 
@@ -455,10 +493,95 @@ class Workspace:
 
     def _no_foreign_commits(self, git: Git, state: State) -> None:
         head = git.resolve("HEAD")
-        if head != state.commit:
-            raise PatchError(
-                f"{self.tree} has commits that the series does not know: 'invoke patches export' takes them in, or reset it by 'git reset --keep {state.commit}'."
-            )
+        if head == state.commit:
+            return
+        if (back := self._went_back(git, state)) is not None:
+            forward = self._way_forward(git, state, back) if state.conflict is None else self._way_back(git, state)
+            raise PatchError(f"{self.tree} stands at {self._place(state, back)}: '{forward}' brings the later patches back.")
+        if head and (lacking := self._lacking(git, state, head, self.folder.load())):
+            raise PatchError(self._lack(git, state, lacking))
+        raise PatchError(
+            f"{self.tree} has commits that the series does not know: 'invoke patches export' takes them in, or reset it by 'git reset --keep {state.commit}'."
+        )
+
+    # ---- where git itself put the work tree ---------------------------------------------------------------------------------
+
+    def _went_back(self, git: Git, state: State) -> _Back | None:
+        """Whether HEAD stands at an earlier state of the series: its commits are those of the first patches that were on, and no others."""
+        head = git.resolve("HEAD")
+        if head is None or head == state.commit:
+            return None
+        line = [state.base_commit, *(entry.commit for entry in state.applied)]
+        if head in line:
+            count = line.index(head)
+        else:  # the same commits under other ids: somebody's git wrote them anew
+            there = git.commits(state.base_commit, head)
+            count = len(there)
+            if not 0 < count < len(state.applied) or any(
+                (git.tree_of(one), git.message(one)) != (git.tree_of(other), git.message(other)) for one, other in zip(there, line[1:], strict=False)
+            ):
+                return None
+        return _Back(head, count, git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).text)
+
+    def _place(self, state: State, back: _Back) -> str:
+        where = f"{state.applied[back.count - 1].number:04d}" if back.count else "the base"
+        branch = "" if back.branch == BRANCH else f", on the branch {back.branch}" if back.branch else ", on no branch"
+        return f"{where}{branch}, without the later patches"
+
+    def _way_forward(self, git: Git, state: State, back: _Back, edits: Sequence[tuple[str, str]] = ()) -> str:
+        """The command that brings a work tree that went back to the whole series, and loses nothing."""
+        if blocked := self._not_to_leave(git, state, back):
+            return blocked
+        if not edits:
+            return "invoke patches apply"
+        if back.count:
+            return f"invoke patches edit {state.applied[back.count - 1].number}, then: invoke patches refresh"
+        return f"git -C {self.tree} stash -u, then: invoke patches apply"
+
+    def _not_to_leave(self, git: Git, state: State, back: _Back) -> str:
+        """What has to be run first because going on from here would lose something; empty when nothing would be lost."""
+        if (git.git_dir / "rebase-merge").exists() or (git.git_dir / "rebase-apply").exists():
+            return f"git -C {self.tree} rebase --continue"
+        if (git.git_dir / "BISECT_LOG").exists():
+            return f"git -C {self.tree} bisect reset"
+        tip = git.resolve(f"refs/heads/{BRANCH}")
+        if back.branch != BRANCH and tip is not None and tip not in (state.base_commit, *(entry.commit for entry in state.applied)):
+            return f"git -C {self.tree} switch {BRANCH}"
+        return ""
+
+    def _take_from(self, git: Git, state: State, back: _Back) -> State:
+        """The state as it is where git put the work tree, on the toolkit's branch; uncommitted edits stay."""
+        place = self._place(state, back)
+        if blocked := self._not_to_leave(git, state, back):
+            raise PatchError(f"{self.tree} stands at {place}, and commits would be lost or git's own work cut off by going on from there: run '{blocked}' first.")
+        shorter = replace(state, applied=state.applied[: back.count])
+        self._save(replace(shorter, move=Move(back.head, shorter.commit)))
+        done = self._settle(git, previous=state)
+        kept = f"; the branch {back.branch} stays as it is" if back.branch not in ("", BRANCH) else ""
+        self.console.info(f"the work tree stood at {place}: going on from there{kept}")
+        return done
+
+    def _lacking(self, git: Git, state: State, head: str, series: Series) -> list[str]:
+        """Patch files whose patches were on and have no commit any more."""
+        there: set[int | None] = set()
+        for commit in git.commits(state.base_commit, head):
+            with contextlib.suppress(DataError):  # two numbers in one message: export says so
+                there.add(patchfile.take_number(git.message(commit))[0])
+        were = {entry.number for entry in state.applied}
+        return [patch.name for patch in series.patches if patch.number in were - there]
+
+    def _lack(self, git: Git, state: State, names: Sequence[str]) -> str:
+        return (
+            f"The commits in {self.tree} lack {', '.join(names)}: 'invoke patches export --remove' takes that out of the series, "
+            f"'{self._way_back(git, state)}' brings back what was applied."
+        )
+
+    def _way_back(self, git: Git, state: State) -> str:
+        """The git command that goes back to what was applied."""
+        branch = git.run("symbolic-ref", "--quiet", "--short", "HEAD", check=False).text
+        if branch != BRANCH and git.resolve(f"refs/heads/{BRANCH}") == state.commit:
+            return f"git -C {self.tree} switch {BRANCH}"
+        return f"git -C {self.tree} reset --keep {state.commit}"
 
     def _no_edits(self, git: Git, doing: str) -> None:
         if edits := git.status():

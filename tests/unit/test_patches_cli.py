@@ -148,6 +148,33 @@ def test_status_of_a_work_tree_whose_state_is_gone(shell: Shell) -> None:
     assert json.loads(shell("status", "--json")[1])["next"] == ""
 
 
+def test_going_back_with_git_by_command(shell: Shell) -> None:
+    for number in (10, 20, 30):
+        shell("new", str(number), f"area: patch {number}")
+        write_tree(shell.tree, {f"src/opencoti/{number}.c": b"x\n"})
+        shell("refresh")
+    everything = shell.lab.folder.names()
+    plain_git(shell.tree, "checkout", "-q", "-b", "foo", "HEAD~2")
+    code, out, told = shell("status")
+    assert code == 0 and "stands at 0010, on the branch foo" in told and told.strip().endswith("next: invoke patches apply")
+    assert out.count("not applied") == 2
+    for words in (["export"], ["export", "--remove"]):
+        code, _, told = shell(*words)
+        assert code == 21 and "stands at 0010, on the branch foo" in told and "'invoke patches apply'" in told
+    assert shell.lab.folder.names() == everything
+    assert shell("apply")[0] == 0
+    data = json.loads(shell("status", "--json")[1])
+    assert (data["next"], data["note"]) == ("", "") and [patch["state"] for patch in data["patches"]] == ["applied (clean)"] * 3
+
+    plain_git(shell.tree, "rebase", "-q", "--onto", "HEAD~2", "HEAD~1")
+    code, _, told = shell("export")
+    assert code == 21 and everything[1] in told and "--remove" in told and shell.lab.folder.names() == everything
+    assert shell("export", "--remove", "--from-repo", str(shell.tree), "--base", "HEAD~1")[0] == 2
+    code, out, told = shell("export", "--remove")
+    assert code == 0 and out.strip() == f"{everything[1]} (removed)" and "1 patch file written or removed" in told
+    assert shell.lab.folder.names() == [everything[0], everything[2]] and shell("check")[0] == 0
+
+
 def test_conflict_by_command(shell: Shell) -> None:
     assert shell("apply", "--continue")[0] == 21  # no work tree yet
     assert shell("apply")[0] == 0

@@ -551,19 +551,163 @@ def test_export_is_stable_and_takes_commits_made_by_hand(series: Lab) -> None:
         workspace.export()
 
 
-def test_export_removes_no_patch_when_the_work_tree_went_back(series: Lab) -> None:
+def contents(lab: Lab) -> dict[str, bytes]:
+    return {name: (lab.folder.path / name).read_bytes() for name in [*names(lab), "series.yaml"]}
+
+
+WENT_BACK = {
+    "a branch": (("checkout", "-q", "-b", "foo", "HEAD~2"), "0010, on the branch foo", "refs/heads/foo"),
+    "no branch": (("checkout", "-q", "--detach", "HEAD~2"), "0010, on no branch", None),
+    "its own branch": (("reset", "-q", "--hard", "HEAD~2"), "0010", None),
+    "the base": (("checkout", "-q", "-b", "foo", "HEAD~3"), "the base, on the branch foo", "refs/heads/foo"),
+    "written anew": ((), "0010, on the branch foo", "refs/heads/foo"),
+}
+
+
+@pytest.mark.parametrize("where", WENT_BACK)
+def test_git_went_back_to_an_earlier_patch(series: Lab, where: str) -> None:
+    words, place, ref = WENT_BACK[where]
+    workspace = series.workspace()
+    full = workspace.apply()
+    before = contents(series)
+    if where == "written anew":
+        plain_git(series.tree, "branch", "foo", "HEAD~2")
+        plain_git(series.tree, "checkout", "-q", "--detach", "HEAD")
+        base = plain_git(series.tree, "rev-parse", "HEAD~3")
+        words = ("rebase", "-q", "--force-rebase", base, "foo")
+    plain_git(series.tree, *words)
+    head, count = plain_git(series.tree, "rev-parse", "HEAD"), 0 if where == "the base" else 1
+    assert (head == plain_git(series.tree, "rev-parse", f"{full.commit}~{3 - count}")) == (where != "written anew")
+
+    now = workspace.status()
+    assert now.note == f"the work tree stands at {place}, without the later patches" and now.next == "invoke patches apply"
+    assert [row.state for row in now.rows] == ["applied (clean)"] * count + ["not applied"] * (3 - count)
+    assert [row.patch.number for row in now.rows if row.current] == [10] * count and now.foreign_commits == 0
+    assert now.tree_id == plain_git(series.tree, "rev-parse", "HEAD^{tree}")
+    for remove in (False, True):
+        with pytest.raises(PatchError, match=f"stands at {place}, .*'invoke patches apply' brings the later patches back") as caught:
+            workspace.export(remove=remove)
+        assert caught.value.exit_code == 21
+    for refused in (workspace.refresh, lambda: workspace.drop(30), lambda: workspace.new(40, "four: x")):
+        with pytest.raises(PatchError, match=f"stands at {place}, .*'invoke patches apply' brings the later patches back"):
+            refused()
+    assert contents(series) == before and plain_git(series.tree, "rev-parse", "HEAD") == head
+
+    done = workspace.apply()
+    assert done.changed and done.commit == full.commit and tree_of(series.tree) == full.tree_id
+    assert plain_git(series.tree, "symbolic-ref", "HEAD") == "refs/heads/series"
+    assert f"the work tree stood at {place}" in series.output.getvalue()
+    if ref is not None:
+        assert plain_git(series.tree, "rev-parse", ref) == head and "the branch foo stays as it is" in series.output.getvalue()
+    assert contents(series) == before and workspace.status().next == workspace.status().note == ""
+    assert workspace.export() == [] and contents(series) == before
+
+
+def test_edits_at_an_earlier_patch_are_kept(series: Lab) -> None:
     workspace = series.workspace()
     workspace.apply()
-    before = {name: (series.folder.path / name).read_bytes() for name in names(series)}
-    whole = plain_git(series.tree, "rev-parse", "HEAD")
     plain_git(series.tree, "checkout", "-q", "-b", "foo", "HEAD~2")
-    with pytest.raises(PatchError, match=r"lack 0020-two-second-hook.patch, 0030-three-a-file.patch: 'git -C .* reset --keep [0-9a-f]{40}' brings back") as caught:
+    insert(series.tree / "src/other.c", "row 9", "an edit\n")
+    edited = (series.tree / "src/other.c").read_bytes()
+    assert workspace.status().next == "invoke patches edit 10, then: invoke patches refresh"
+    with pytest.raises(PatchError, match="invoke patches refresh"):
+        workspace.apply()
+    assert (series.tree / "src/other.c").read_bytes() == edited
+    workspace.refresh()
+    assert b"+an edit\n" in (series.folder.path / "0010-one-first-hook.patch").read_bytes()
+    assert commits(series.tree)[1:] == ["0010 one: first hook", "0020 two: second hook", "0030 three: a file"]
+    assert check(series.folder, series.base(), series.cache).ok
+
+
+def test_going_on_from_an_earlier_patch_leaves_no_commit_behind(series: Lab) -> None:
+    workspace = series.workspace()
+    workspace.apply()
+    insert(series.tree / "src/other.c", "row 9", "by hand\n")
+    plain_git(series.tree, "commit", "-qam", "0040 four: by hand")
+    by_hand = plain_git(series.tree, "rev-parse", "HEAD")
+    plain_git(series.tree, "checkout", "-q", "-b", "foo", "HEAD~3")
+    way = f"git -C {series.tree} switch series"
+    assert workspace.status().next == way
+    for refused in (workspace.apply, workspace.export):
+        with pytest.raises(PatchError, match=way):
+            refused()
+    assert plain_git(series.tree, "rev-parse", "series") == by_hand
+    plain_git(series.tree, *way.split()[3:])
+    assert workspace.status().next == "invoke patches export" and workspace.export() == ["0040-four-by-hand.patch"]
+
+
+UNDER_WAY = {
+    "search": (("bisect", "start", "HEAD", "HEAD~3"), "bisect reset"),
+    "rebase": (("-c", "sequence.editor=sed -i -e 1s/pick/edit/", "rebase", "-q", "-i", "HEAD~3"), "rebase --continue"),
+}
+
+
+@pytest.mark.parametrize("what", UNDER_WAY)
+def test_git_in_the_middle_of_its_own_work_is_left_alone(series: Lab, what: str) -> None:
+    words, end = UNDER_WAY[what]
+    workspace = series.workspace()
+    full = workspace.apply()
+    plain_git(series.tree, *words)
+    head = plain_git(series.tree, "rev-parse", "HEAD")
+    way = f"git -C {series.tree} {end}"
+    assert head != full.commit and workspace.status().next == way
+    for refused in (workspace.apply, workspace.export):
+        with pytest.raises(PatchError, match=way):
+            refused()
+    assert plain_git(series.tree, "rev-parse", "HEAD") == head
+    plain_git(series.tree, *way.split()[3:])
+    assert not workspace.apply().changed
+
+
+def without_the_second(lab: Lab) -> str:
+    """Takes the commit of 0020 out with git; the commit that was applied before."""
+    whole = plain_git(lab.tree, "rev-parse", "HEAD")
+    plain_git(lab.tree, "rebase", "-q", "--onto", "HEAD~2", "HEAD~1")
+    assert commits(lab.tree)[1:] == ["0010 one: first hook", "0030 three: a file"]
+    return whole
+
+
+def test_a_commit_taken_out_takes_its_file_along_only_when_told_to(series: Lab) -> None:
+    workspace = series.workspace()
+    workspace.apply()
+    before, whole = contents(series), without_the_second(series)
+    said = f"lack 0020-two-second-hook.patch: 'invoke patches export --remove' takes that out .* 'git -C {series.tree} reset --keep {whole}' brings back"
+    for refused in (workspace.export, lambda: workspace.export(force=True), workspace.apply, workspace.refresh):
+        with pytest.raises(PatchError, match=said) as caught:
+            refused()
+        assert caught.value.exit_code == 21
+    now = workspace.status()
+    assert "lack 0020-two-second-hook.patch" in now.note and now.next.startswith("invoke patches export --remove")
+    assert contents(series) == before
+    file = series.folder.path / "0020-two-second-hook.patch"
+    file.write_bytes(before[file.name].replace(b"Why: a reason", b"Why: a better reason"))
+    with pytest.raises(PatchError, match="0020-two-second-hook.patch was edited since it was applied"):
+        workspace.export(remove=True)
+    file.write_bytes(before[file.name])
+    assert workspace.export(remove=True) == ["0020-two-second-hook.patch (removed)"]
+    assert names(series) == ["0010-one-first-hook.patch", "0030-three-a-file.patch"]
+    assert check(series.folder, series.base(), series.cache).ok and not workspace.apply().changed
+
+
+def test_a_commit_taken_out_comes_back(series: Lab) -> None:
+    workspace = series.workspace()
+    full = workspace.apply()
+    plain_git(series.tree, "checkout", "-q", "-b", "foo")
+    without_the_second(series)
+    with pytest.raises(PatchError, match="lack 0020") as caught:
         workspace.export()
-    assert {name: (series.folder.path / name).read_bytes() for name in names(series)} == before
-    words = caught.value.message.split("'")[1].split()
-    plain_git(series.tree, *words[3:])
-    assert plain_git(series.tree, "rev-parse", "HEAD") == whole
-    assert workspace.export() == []
+    way = caught.value.message.split("'")[3]
+    assert way == f"git -C {series.tree} switch series"  # the branch keeps its commits
+    plain_git(series.tree, *way.split()[3:])
+    assert not workspace.apply().changed and plain_git(series.tree, "rev-parse", "HEAD") == full.commit
+
+
+def test_export_with_later_patches_off_keeps_what_the_series_gives(series: Lab) -> None:
+    workspace = series.workspace()
+    workspace.apply(to=10)
+    before = contents(series)
+    assert workspace.export() == [] and contents(series) == before
+    assert check(series.folder, series.base(), series.cache).ok
 
 
 def test_move_and_drop(series: Lab) -> None:
