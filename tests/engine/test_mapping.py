@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,7 +38,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, loaders: Mapping[str, bytes])
 def shell(request: pytest.FixtureRequest) -> list[str]:
     words = SHELLS[request.param]
     if shutil.which(words[0]) is None:
-        pytest.skip(f"{words[0]} is not installed")
+        pytest.skip(f"the shell {words[0]} is not installed (.ci/run installs it)")
     return words
 
 
@@ -300,7 +299,7 @@ def test_folder_of_somebody_else_is_not_used(file: Path, env: dict[str, str], tm
 def test_bss_and_the_rest_of_the_last_page_are_zero(env: dict[str, str], tmp_path: Path, loaders: Mapping[str, bytes]) -> None:
     """The program's exit code tells: it adds up what should be zero, in the page that the stored bytes end in and in those behind it."""
     if MACHINE != "x86_64":
-        pytest.skip("machine code for x86_64")
+        pytest.skip(f"its program is written in machine code of x86_64, and this machine is {MACHINE}")
     # lea 0x1000(%rip)... the segment begins at 0 and holds 5000 stored bytes of 20000; all beyond 5000 must be zero.
     #   lea -7-START(%rip),%rbx; lea 5000(%rbx),%rsi; lea 20000(%rbx),%rcx; xor %edi,%edi
     # 1: movzbl (%rsi),%eax; or %eax,%edi; inc %rsi; cmp %rcx,%rsi; jb 1b; mov $231,%eax; syscall
@@ -321,7 +320,7 @@ def test_the_other_machine_under_emulation(file: Path, env: dict[str, str]) -> N
     other = "aarch64" if MACHINE == "x86_64" else "x86_64"
     emulator = shutil.which(f"qemu-{other}-static") or shutil.which(f"qemu-{other}")
     if emulator is None:
-        pytest.skip(f"qemu-{other} is not installed")
+        pytest.skip(f"runs the loader of the other machine: needs qemu-{other}, which is not installed (.ci/run installs it)")
     name = f"bin/linux-{other}"
     target = Path(env["HOME"]) / "private" / "sum" / "opencoti-llamafile"
     scratch = target.parent.parent / "new.1" / target.name
@@ -338,7 +337,6 @@ def test_the_other_machine_under_emulation(file: Path, env: dict[str, str]) -> N
     assert not scratch.parent.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_real_file_is_mapped(universal: Path, env: dict[str, str]) -> None:
     """The engine itself: its thread-locals, exceptions and libraries are used by the other tests of the file (test_single_file.py)."""
     for _ in range(2):

@@ -121,7 +121,7 @@ def in_namespace(setup: str, argv: list[str | Path], env: dict[str, str]) -> Sta
     words = ["unshare", "-m"] if os.getuid() == 0 else ["unshare", "-Ucm", "--keep-caps"]
     probe = subprocess.run([*words, "sh", "-c", "mount -t tmpfs tmpfs /mnt"], capture_output=True, check=False) if shutil.which("unshare") else None
     if probe is None or probe.returncode != 0:
-        pytest.skip("cannot make mount namespaces here")
+        pytest.skip("unshare may not make a mount namespace here: needs root or user namespaces")
     return start([*words, "sh", "-c", f'{setup}\nexec "$@"', "sh", *argv], env)
 
 
@@ -129,7 +129,7 @@ def own_processes() -> list[str]:
     """Words that start what follows them as process 1 of a namespace of its own, as in a container; skip where the system allows none."""
     words = ["unshare", "-pf", "--mount-proc"] if os.getuid() == 0 else ["unshare", "-Ucpf", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("cannot make namespaces of processes here")
+        pytest.skip("unshare may not make a namespace of processes here: needs root or user namespaces")
     return words
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opencoti_build.archives import tree_digest
 from opencoti_build.cache import Cache
 from opencoti_build.console import Console, Mode
 from opencoti_build.patchfile import SECTIONS
@@ -177,3 +178,27 @@ def hook(name: str, after: str, text: str) -> Callable[[Path], None]:
 def commits(tree: Path) -> list[str]:
     """Subjects of the commits of a work tree, oldest first."""
     return plain_git(tree, "log", "--reverse", "--format=%s").splitlines()
+
+
+def three_patches(folder: Path) -> Lab:
+    """A lab whose series has three patches: two on one file, one with a new file."""
+    lab = make_lab(folder)
+    lab.add(10, "one: first hook", hook("src/core.c", "line 5", "hook one\n"))
+    lab.add(20, "two: second hook", hook("src/core.c", "line 15", "hook two\n"))
+    lab.add(30, "three: a file", lambda tree: write_tree(tree, {"src/opencoti/own.c": b"int own;\n"}))
+    return lab
+
+
+def names(lab: Lab) -> list[str]:
+    """The series' files, in order."""
+    return lab.folder.names()
+
+
+def tree_of(folder: Path) -> str:
+    """Tree id of the files as they lie there, .git left out; an independent witness of a work tree's content."""
+    copy = folder.parent / "witness"
+    if copy.exists():
+        subprocess.run(["rm", "-rf", copy], check=True)
+    subprocess.run(["cp", "-a", folder, copy], check=True)
+    subprocess.run(["rm", "-rf", copy / ".git"], check=True)
+    return tree_digest(copy).tree
