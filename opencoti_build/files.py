@@ -90,26 +90,44 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     write_bytes(path, text.encode("utf-8"), mode=mode)
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what lies at ``path`` (a link itself); None for nothing."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
     """Yield a fresh directory that becomes ``path`` when the block ends well; an existing ``path`` is replaced.
 
-    Left-overs of killed runs (``.NAME.*.tmp``) older than a day are removed.
+    One that another run put there meanwhile stays, and the fresh one goes: both were made for the same name, and the other run may be reading
+    its own already. Left-overs of killed runs (``.NAME.*.tmp``) older than a day are removed.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_stale(path.parent, f".{path.name}.*.tmp")
         temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        before = _identity(path)
     try:
         os.chmod(temporary, 0o755)
         yield temporary
-        if os.path.lexists(path):
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
-            os.replace(path, old / "content")
-            os.replace(temporary, path)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
+        if _identity(path) == before:
+            old = None
+            if before is not None:
+                old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old.tmp", dir=path.parent))
+                with contextlib.suppress(FileNotFoundError):  # another run was quicker to take it away
+                    os.replace(path, old / "content")
+            try:
+                os.replace(temporary, path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            if old is not None:
+                shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)  # still there where another's stays
         fsync_directory(path.parent)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -64,6 +64,20 @@ def test_atomic_directory_replaces_and_cleans(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
 
 
+@pytest.mark.parametrize("there_before", [False, True])
+def test_atomic_directory_of_two_runs_at_once_keeps_the_first(tmp_path, there_before):
+    if there_before:
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "damaged").write_text("")
+    with files.atomic_directory(tmp_path / "d") as slow:
+        (slow / "f").write_text("slow")
+        with files.atomic_directory(tmp_path / "d") as quick:
+            (quick / "f").write_text("quick")
+        reading = (tmp_path / "d" / "f").stat().st_ino
+    assert (tmp_path / "d" / "f").read_text() == "quick" and (tmp_path / "d" / "f").stat().st_ino == reading
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
 def test_stale_leftovers_of_killed_runs_go_fresh_ones_stay(tmp_path):
     old, fresh = tmp_path / ".d.old.tmp", tmp_path / ".d.fresh.tmp"
     old.mkdir()
